@@ -1,0 +1,38 @@
+"""PostgreSQL advisory locks for Django: only one process at a time runs this."""
+
+from .exceptions import (
+    AdvisoryLockError,
+    LockDeadlock,
+    LockLost,
+    LockNotAcquired,
+    LockTableFull,
+    LockTimeout,
+    LockUnsupported,
+    PoolerDetected,
+)
+from .guards.command import AdvisoryLockCommandMixin
+from .handles import LockHandle
+from .keys import KeyLike, LockKey, crc32_key, lock_key, model_key
+from .locks import AdvisoryLock, TryAdvisoryLock, advisory_lock, try_advisory_lock
+
+__all__ = [
+    "AdvisoryLock",
+    "AdvisoryLockCommandMixin",
+    "AdvisoryLockError",
+    "KeyLike",
+    "LockDeadlock",
+    "LockHandle",
+    "LockKey",
+    "LockLost",
+    "LockNotAcquired",
+    "LockTableFull",
+    "LockTimeout",
+    "LockUnsupported",
+    "PoolerDetected",
+    "TryAdvisoryLock",
+    "advisory_lock",
+    "crc32_key",
+    "lock_key",
+    "model_key",
+    "try_advisory_lock",
+]

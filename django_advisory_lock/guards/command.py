@@ -1,0 +1,158 @@
+"""A guard for management commands: ten copies started by cron on ten hosts, one works, nine skip."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import iscoroutinefunction
+from django.core.management.base import BaseCommand, CommandError
+
+from ..exceptions import LockTimeout
+from ..locks import advisory_lock, seconds
+from .base import refuse_hidden_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import timedelta
+
+    from django.core.management.base import CommandParser
+
+    from ..handles import LockHandle
+    from ..keys import KeyLike
+
+# A session that waits in the server's queue keeps a snapshot open, and CREATE INDEX CONCURRENTLY in the one that holds
+# the lock would wait for that snapshot. So a command tries and sleeps, this many seconds.
+POLL_INTERVAL = 0.25
+
+
+class AdvisoryLockCommandMixin(BaseCommand):
+    """Run `handle()` under an advisory lock, or skip it where the lock is busy. Name this class before `BaseCommand`.
+
+    The key is `lock_key`, or what `get_lock_key()` returns, by default the module of the command: one lock for each
+    command, whatever its arguments. `lock_timeout` is in seconds: 0 tries once, None waits for ever. A command that
+    finds the lock busy says so in one line and exits with `lock_busy_exit_code`; 0 counts as success. While `handle()`
+    runs, `held_lock` is the handle of the lock, so that long work can `held_lock.check()` between batches; it is None
+    with `--no-lock`.
+
+    The lock is a session lock, free right after the command; inside a transaction of the caller it lasts until the
+    COMMIT. A lock that was lost while `handle()` ran raises `LockLost`, and the exit status is not 0.
+    """
+
+    lock_key: KeyLike | None = None
+    lock_timeout: float | timedelta | None = 0
+    lock_using: str | None = None
+    lock_shared: bool = False
+    lock_busy_exit_code: int = 0
+    held_lock: LockHandle | None = None
+
+    # Those of the options below that are this mixin's; the others belong to the command.
+    _lock_options: tuple[str, ...] = ("lock_timeout", "no_lock", "lock_busy_exit_code")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_hidden_hook(cls, AdvisoryLockCommandMixin, "execute")
+        if iscoroutinefunction(cls.handle):
+            raise TypeError(
+                f"{cls.__qualname__}.handle() is a coroutine function; Django runs synchronous commands only."
+            )
+
+    def get_lock_key(self, *args: Any, **options: Any) -> KeyLike:
+        """Return the key of this run; `args` and `options` are those of `handle()`."""
+        return ("command", type(self).__module__) if self.lock_key is None else self.lock_key
+
+    def handle_lock_busy(self, error: LockTimeout, *args: Any, **options: Any) -> str | None:
+        """Called instead of `handle()` where the lock is busy, and returns what `handle()` would."""
+        if self.lock_busy_exit_code:
+            raise CommandError(str(error), returncode=self.lock_busy_exit_code) from error
+        if options.get("verbosity", 1):
+            self.stdout.write(f"Skipped. {error}")
+        return None
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        # Not in add_arguments(), which commands override without calling super().
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        taken = {name for action in parser._actions for name in (action.dest, *action.option_strings)}
+        group = parser.add_argument_group("advisory lock")
+        added = []
+        for dest, settings in self._lock_arguments().items():
+            option = f"--{dest.replace('_', '-')}"
+            if dest not in taken and option not in taken:
+                group.add_argument(option, **settings)
+                added.append(dest)
+        self._lock_options = tuple(added)
+        return parser
+
+    def _lock_arguments(self) -> dict[str, dict[str, Any]]:
+        return {
+            "lock_timeout": {
+                "type": _seconds,
+                "default": self.lock_timeout,
+                "metavar": "SECONDS",
+                "help": "Wait this long for the lock before the run is skipped; 0 tries once.",
+            },
+            "no_lock": {"action": "store_true", "help": "Run without the lock."},
+            "lock_busy_exit_code": {
+                "type": _exit_code,
+                "default": self.lock_busy_exit_code,
+                "metavar": "N",
+                "help": "Exit with this status where the lock is busy; 0 counts as success.",
+            },
+        }
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        own = {name: options.pop(name) for name in self._lock_options if name in options}
+        timeout = own.get("lock_timeout", self.lock_timeout)
+        handle = self.handle
+
+        def locked_handle(*args: Any, **options: Any) -> str | None:
+            with contextlib.ExitStack() as stack:
+                lock = advisory_lock(
+                    self.get_lock_key(*args, **options),
+                    using=self.lock_using,
+                    timeout=timeout,
+                    shared=self.lock_shared,
+                    poll_interval=POLL_INTERVAL,
+                )
+                try:
+                    held_lock = stack.enter_context(lock)
+                except LockTimeout as error:
+                    return self.handle_lock_busy(error, *args, **options)
+                stack.enter_context(_attributes(self, held_lock=held_lock))
+                return handle(*args, **options)
+
+        if own.get("no_lock"):
+            return super().execute(*args, **options)
+        # Django's execute() calls self.handle() after its checks: an attribute of the instance comes before the method.
+        exit_code = own.get("lock_busy_exit_code", self.lock_busy_exit_code)
+        with _attributes(self, handle=locked_handle, lock_busy_exit_code=exit_code):
+            return super().execute(*args, **options)
+
+
+@contextlib.contextmanager
+def _attributes(instance: object, **values: object) -> Iterator[None]:
+    """Set attributes of an instance for the length of a block."""
+    before = dict(vars(instance))
+    vars(instance).update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            if name in before:
+                setattr(instance, name, before[name])
+            else:
+                delattr(instance, name)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return seconds(float(text), "the timeout") or 0.0
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, at least 0") from error
+
+
+def _exit_code(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) < 256):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an exit status from 0 to 255")
+    return int(text)

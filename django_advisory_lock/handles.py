@@ -1,0 +1,209 @@
+"""The handle of one attempt to take a lock: what came of it, and the way to give the lock back."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+import warnings
+from typing import TYPE_CHECKING
+
+from django.db import connections
+
+from . import conf, releasing
+from .exceptions import AdvisoryLockError, LockLost
+from .notices import logger, warn_caller
+from .owners import current_owner
+from .taking import take
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from .keys import LockKey
+    from .owners import Owner
+    from .sessions import Hold
+    from .taking import Options
+
+
+MOMENT = 0.01  # seconds; a shorter wait is never a slow one
+
+
+class LockHandle:
+    """One attempt to take a lock, and the lock itself where it succeeded.
+
+    `bool(handle)` and `acquired` tell how the attempt ended and never change; `is_held()` asks for the present.
+    """
+
+    def __init__(self, key: LockKey, using: str, options: Options) -> None:
+        self.key = key
+        self.using = using
+        self.waited = 0.0
+        self._options = options
+        self._hold: Hold | None = None
+        self._acquired = False
+        self._was_asked = False
+        self._savepoint: releasing.BodySavepoint | None = None
+        self._lost: threading.Event | None = None
+
+    def __repr__(self) -> str:
+        outcome = "acquired" if self._acquired else "not acquired"
+        return f"<{type(self).__name__} {self.key.name!r} on {self.using!r}: {outcome}>"
+
+    def __bool__(self) -> bool:
+        return self.acquired
+
+    @property
+    def acquired(self) -> bool:
+        """Whether the attempt succeeded. Stays True after the release, and after a loss."""
+        self._was_asked = True
+        return self._acquired
+
+    @property
+    def scope(self) -> str:
+        """What the lock lasts for, `"session"` or `"transaction"`; where it was not acquired, what was asked for."""
+        return self._options.scope if self._hold is None else self._hold.scope
+
+    @property
+    def lost(self) -> threading.Event:
+        """An event that is set once the loss of the lock is known."""
+        if self._lost is None:
+            self._lost = threading.Event()
+        return self._lost
+
+    def is_held(self) -> bool:
+        """Ask the server whether the lock is held now, with one query on `pg_locks`.
+
+        Its cost grows with the locks of the whole server, so keep it out of tight loops. In a failed transaction the
+        server answers nothing: a session lock counts as held while its session is open, a transaction lock does not.
+        See https://www.postgresql.org/docs/current/view-pg-locks.html.
+        """
+        hold = self._hold
+        if hold is None or releasing.is_held(hold):
+            return hold is not None
+        if hold.noted and not releasing.is_inherited(hold):
+            self.lost.set()
+        return False
+
+    def check(self) -> None:
+        """Raise `LockLost` unless the lock is held now. See `is_held()` for the cost."""
+        if not self.is_held():
+            was = "is no longer held" if self._acquired else "was never acquired"
+            raise LockLost(f"The lock {self.key.name!r} on {self.using!r} {was}.", key=self.key, using=self.using)
+
+    def release(self) -> None:
+        """Release a session lock, with one statement; a second call sends nothing, and so does a forked child.
+
+        A transaction lock stays until COMMIT or ROLLBACK, whatever is called. A lock that turns out to be gone raises
+        `LockLost`; a thread or task that did not take the lock gets `AdvisoryLockError`, and the lock stays. In a
+        failed transaction nothing can be sent: that is logged, and the next lock operation on the session frees the
+        lock. See https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-LOCKS.
+        """
+        hold = self._hold
+        if hold is None or hold.scope == "transaction" or not hold.noted or releasing.is_inherited(hold):
+            return
+        if hold.owner() is not current_owner():
+            raise AdvisoryLockError(
+                f"The lock {self.key.name!r} on {self.using!r} belongs to another thread or task, and stays. Release it"
+                f" where it was acquired.",
+                key=self.key,
+                using=self.using,
+            )
+        self._finish(raised=False)
+
+    def __del__(self) -> None:
+        """Note a session lock that nobody can release any more. Runs in any thread, so nothing is sent from here."""
+        hold = self._hold
+        if hold is None or not hold.noted or hold.scope == "transaction":
+            return
+        if releasing.is_inherited(hold) or sys.is_finalizing():
+            return
+        hold.session.abandoned.append(hold)
+        hold.session.unpin(hold)
+        warnings.warn(f"{self!r} was dropped without release().", ResourceWarning, stacklevel=2, source=self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.leave(exc)
+
+    # The life of an attempt
+
+    def take(self, owner: Owner) -> None:
+        """Make the attempt."""
+        started = time.monotonic()
+        try:
+            take(self.key, self.using, self._options, owner, self._keep)
+            self.waited = time.monotonic() - started
+            if self.waited > MOMENT and self.waited >= conf.get_slow_wait():
+                logger.warning("Waited %.1f s for the lock %r on %r.", self.waited, self.key.name, self.using)
+        except BaseException:
+            self._give_up()
+            raise
+        if not self._acquired:
+            logger.info("The lock %r on %r is busy.", self.key.name, self.using)
+
+    def enter(self, owner: Owner, lock: object = None) -> None:
+        """Make the attempt at the beginning of a block, which its owner remembers where a lock is named."""
+        self.take(owner)
+        try:
+            hold = self._hold
+            if hold is not None and hold.in_transaction and hold.scope == "session":
+                self._savepoint = releasing.BodySavepoint(connections[hold.using], hold.session)
+            if lock is not None:
+                owner.entered.append((lock, self))
+        except BaseException:
+            self._give_up()
+            raise
+
+    def leave(self, error: BaseException | None) -> None:
+        """End a block. An error of the body stays itself, and gets a note of what went wrong here."""
+        if not self._acquired:
+            if not self._was_asked:
+                self._warn_unasked(error)
+            return
+        try:
+            self._finish(raised=error is not None)
+        except Exception as own:
+            if error is None:
+                raise
+            logger.error("At the end of a block that raised %s: %s", type(error).__name__, own)
+            if hasattr(error, "add_note"):
+                error.add_note(str(own))
+
+    def _warn_unasked(self, error: BaseException | None) -> None:
+        message = (
+            f"The body of `with try_advisory_lock(…)` ran although {self.key.name!r} on {self.using!r} was not"
+            f" acquired: say `as lock` and `if lock:`, or use the decorator."
+        )
+        logger.error("%s", message)
+        if error is None:
+            warn_caller(message)
+
+    def _keep(self, hold: Hold) -> None:
+        self._hold = hold
+        self._acquired = True
+
+    def _finish(self, *, raised: bool) -> None:
+        hold, savepoint, self._savepoint = self._hold, self._savepoint, None
+        if hold is None or releasing.is_inherited(hold):
+            return
+        try:
+            if hold.scope == "transaction":
+                releasing.end_transaction_block(hold)
+            else:
+                releasing.release(hold, savepoint, raised=raised)
+        except LockLost:
+            self.lost.set()
+            raise
+
+    def _give_up(self) -> None:
+        """Clean up after an interrupt that came when the lock was taken already."""
+        if self._hold is not None and self._hold.scope == "session":
+            with contextlib.suppress(Exception):
+                self._finish(raised=True)

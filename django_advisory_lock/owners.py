@@ -1,0 +1,70 @@
+"""Who may nest and release a lock: one owner a thread, or a task where synchronous code runs under `sync_to_async`.
+
+One database session grants itself everything, so it is this process that has to keep its threads and tasks apart.
+Owners are objects, compared by identity and held weakly by the locks: an ident is given to the next thread once its
+thread ended.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from asgiref.sync import SyncToAsync
+
+if TYPE_CHECKING:
+    from .handles import LockHandle
+    from .sessions import Hold
+
+
+class Owner:
+    """A thread or a task, as far as its locks go."""
+
+    def __init__(self) -> None:
+        self.entered: list[tuple[object, LockHandle]] = []
+        self.holds: WeakSet[Hold] = WeakSet()
+
+    def leave(self, lock: object) -> LockHandle | None:
+        """Return the handle of the innermost `with` block of a lock, or None where this owner has entered none."""
+        for index in range(len(self.entered) - 1, -1, -1):
+            if self.entered[index][0] is lock:
+                return self.entered.pop(index)[1]
+        return None
+
+    @property
+    def is_vacant(self) -> bool:
+        """Whether the owner is in no block and holds nothing, so that nothing is lost if another takes its place."""
+        return not self.entered and not any(hold.is_certain for hold in self.holds)
+
+
+class _ThreadOwner(threading.local):
+    def __init__(self) -> None:
+        self.owner = Owner()
+
+
+_thread = _ThreadOwner()
+_task: contextvars.ContextVar[Owner] = contextvars.ContextVar("django_advisory_lock_owner")
+
+
+def current_owner() -> Owner:
+    """Return the owner that the calling code acts for."""
+    return _task_owner() if _under_sync_to_async() else _thread.owner
+
+
+def _under_sync_to_async() -> bool:
+    # Tasks share the thread there, so the thread says nothing. asgiref leaves the loop noted on its threads, and in a
+    # main thread it outlives `async_to_sync`: hence the second question.
+    loop = getattr(SyncToAsync.threadlocal, "main_event_loop", None)
+    return loop is not None and loop.is_running()
+
+
+def _task_owner() -> Owner:
+    # asgiref runs the call in a copy of the task's context and carries changes back into the task. A task started by
+    # another one inherits its owner too: only an owner that holds something is kept, so that siblings never share one.
+    owner = _task.get(None)
+    if owner is None or owner.is_vacant:
+        owner = Owner()
+        _task.set(owner)
+    return owner

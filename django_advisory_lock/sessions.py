@@ -1,0 +1,315 @@
+"""What each database session holds in this process: the only shared state, and all that leans on internals of others.
+
+A session is a psycopg connection object, not an alias: Django may replace the connection under an alias at any time,
+and a pool lends one connection to many threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary, ref
+
+import psycopg
+from django.db import connections
+from django.utils.connection import ConnectionDoesNotExist
+from psycopg.pq import TransactionStatus
+
+from . import sql
+from .exceptions import LockUnsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from .keys import LockKey
+    from .owners import Owner
+
+    RawConnection = psycopg.Connection[Any]
+
+HeldScope = Literal["session", "transaction"]
+
+
+class Hold:
+    """One lock that one owner holds on one session."""
+
+    def __init__(
+        self,
+        session: Session,
+        connection: BaseDatabaseWrapper,
+        owner: Owner,
+        key: LockKey,
+        shared: bool,
+        scope: HeldScope,
+        pid: int,
+    ) -> None:
+        self.session = session
+        self.connection = ref(connection)
+        self.using = connection.alias
+        self.owner = ref(owner)
+        self.key = key
+        self.shared = shared
+        self.scope = scope
+        self.pid = pid
+        self.marker = transaction_marker(connection) if scope == "transaction" else None
+        self.noted = False
+        self.in_transaction = False
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the lock stands without asking: a transaction lock may be gone once its transaction's marker is."""
+        if not self.noted or self.scope == "session":
+            return self.noted
+        connection = self.connection()
+        return connection is not None and self.marker is transaction_marker(connection)
+
+
+class Session:
+    """The locks of one database session by key, and what is to be put right on it at the next chance."""
+
+    def __init__(self, raw: RawConnection) -> None:
+        self.raw = ref(raw)
+        self.process = os.getpid()
+        self.mutex = threading.RLock()
+        # The server session that the connection was opened with: every statement has to reach it. None where a pooler
+        # stands between that is known to keep one server session for each client.
+        self.guard: int | None = raw.info.backend_pid
+        self._holds: dict[tuple[int, ...], list[Hold]] = {}
+        self._transaction_holds: list[Hold] = []
+        self._transaction_start: str | None = None
+        # Handles that were collected as garbage while they held a lock. A finaliser runs anywhere: it only appends.
+        self.abandoned: deque[Hold] = deque()
+        # How many session locks the server may count beyond ours: after an interrupt, or a release that was not sent.
+        self._doubts: Counter[tuple[LockKey, bool]] = Counter()
+        self.savepoints: list[object] = []
+        self._pinning: set[Hold] = set()
+        self._close_at: float | None = None
+        self._expire_at: float | None = None
+
+    # What is held
+
+    def note(self, hold: Hold, owner: Owner) -> None:
+        """Keep a lock that was just taken and, for a session lock, its connection."""
+        hold.noted = True
+        self._holds.setdefault(hold.key.args, []).append(hold)
+        owner.holds.add(hold)
+        if hold.scope == "session":
+            self._pin(hold)
+        else:
+            self._transaction_holds.append(hold)
+
+    def drop(self, hold: Hold) -> None:
+        """Forget a lock that the server has freed."""
+        if not hold.noted:
+            return
+        hold.noted = False
+        args = hold.key.args
+        self._holds[args].remove(hold)
+        if not self._holds[args]:
+            del self._holds[args]
+        if hold.scope == "session":
+            self.unpin(hold)
+            self._unmark()
+
+    def disown(self, hold: Hold) -> None:
+        """Forget a lock that may still be there on the server."""
+        if hold.noted and hold.scope == "session":
+            self.doubt(hold.key, hold.shared)
+        self.drop(hold)
+
+    def on(self, key: LockKey) -> Sequence[Hold]:
+        """Return what is held here on a key."""
+        return self._holds.get(key.args, ())
+
+    def refuses(self, key: LockKey, shared: bool, owner: Owner) -> bool:
+        """Whether another owner on this session holds the key against this one, as another process would."""
+        return bool(self._holds) and any(
+            hold.owner() is not owner and not (shared and hold.shared) for hold in self.on(key)
+        )
+
+    def covers(self, key: LockKey) -> bool:
+        """Whether the session holds the key exclusively, so that a shared lock on it is there for the asking."""
+        return any(not hold.shared for hold in self.on(key))
+
+    def keeps(self, key: LockKey, shared: bool) -> bool:
+        """Whether a session lock on the key is held in just this mode."""
+        return any(hold.scope == "session" and hold.shared is shared for hold in self.on(key))
+
+    def uncertain(self, key: LockKey) -> list[Hold]:
+        """Return the transaction locks on the key that a commit or a rollback may have ended since."""
+        return [hold for hold in self.on(key) if not hold.is_certain] if self._holds else []
+
+    def enter_transaction(self, start: str | None) -> None:
+        """Forget the transaction locks of any other transaction; `start` is None where none has begun."""
+        if self._transaction_holds and start != self._transaction_start:
+            for hold in self._transaction_holds:
+                self.drop(hold)
+            self._transaction_holds = []
+        self._transaction_start = start
+
+    # What is to be put right
+
+    def doubt(self, key: LockKey, shared: bool) -> None:
+        """Note that the server may count one session lock more than is held here."""
+        self._doubts[key, shared] += 1
+
+    def is_doubtful(self, key: LockKey, shared: bool) -> bool:
+        """Whether the server may still count more session locks on the key than are held here."""
+        return (key, shared) in self._doubts
+
+    def settle(self) -> None:
+        """Free on the server what nobody here holds any more. Sends something only where there is a doubt."""
+        while self.abandoned:
+            self.disown(self.abandoned.popleft())
+        raw = self.raw() if self._doubts else None
+        if raw is None or raw.closed or is_failed(raw):
+            return
+        for key, shared in list(self._doubts):
+            if not self.keeps(key, shared):
+                self._free(raw, key, shared)
+        self._unmark()
+
+    def _free(self, raw: RawConnection, key: LockKey, shared: bool) -> None:
+        for _ in range(self._doubts[key, shared]):
+            # The look first: an unlock without a lock leaves a WARNING in the server's log.
+            held = ask(raw, sql.IS_OURS, (sql.MODES[shared], *key.pg_locks))
+            if not held or not ask(raw, sql.unlock(len(key.args), shared), (self.guard, *key.args)):
+                break
+        del self._doubts[key, shared]
+
+    # Its connection stays while a session lock is held
+
+    def _pin(self, hold: Hold) -> None:
+        connection, raw = hold.connection(), self.raw()
+        if connection is None or raw is None:  # pragma: no cover - the caller holds both
+            return
+        if not self._pinning:
+            self._close_at, connection.close_at = connection.close_at, None
+        self._pinning.add(hold)
+        self.mark_for_discard(raw)
+
+    def unpin(self, hold: Hold) -> None:
+        """Let Django recycle the connection again once no session lock is left. Safe in a finaliser."""
+        self._pinning.discard(hold)
+        connection = hold.connection()
+        if not self._pinning and connection is not None and connection.connection is self.raw():
+            connection.close_at = self._close_at
+
+    def mark_for_discard(self, raw: RawConnection) -> None:
+        """See to it that a pool closes the connection when it is given back, before anybody can borrow it."""
+        # psycopg_pool 3.1 to 3.3: putconn() closes a connection that has expired.
+        if self._expire_at is None and getattr(raw, "_pool", None) is not None:
+            self._expire_at, raw._expire_at = raw._expire_at, 0.0
+
+    def _unmark(self) -> None:
+        raw = self.raw()
+        if self._expire_at is not None and raw is not None and not (self._pinning or self._doubts or self.abandoned):
+            raw._expire_at, self._expire_at = self._expire_at, None
+
+
+_sessions: WeakKeyDictionary[RawConnection, Session] = WeakKeyDictionary()
+_inherited: list[RawConnection] = []
+
+
+def connection_for(alias: str) -> BaseDatabaseWrapper:
+    """Return this thread's connection of the alias: PostgreSQL through psycopg 3, or `LockUnsupported`."""
+    try:
+        connection = connections[alias]
+    except ConnectionDoesNotExist as error:
+        known = ", ".join(sorted(connections))
+        raise ConnectionDoesNotExist(f"DATABASES has no {alias!r}. Name one of its aliases: {known}.") from error
+    driver = getattr(connection, "Database", psycopg).__name__
+    if connection.vendor != "postgresql" or driver != psycopg.__name__:
+        raise LockUnsupported(
+            f"Advisory locks need PostgreSQL through psycopg 3; the database {alias!r} is {connection.display_name}"
+            f" through {driver}. Name another alias in `using` or in ADVISORY_LOCK_DATABASE.",
+            using=alias,
+        )
+    raw = connection.connection
+    session = None if raw is None else _sessions.get(raw)
+    if session is not None and session.process != os.getpid():
+        # A fork inherited it. Used or closed here it would break the parent's session, so it is kept, out of the way.
+        _inherited.append(raw)
+        connection.connection = None
+    return connection
+
+
+def attach(connection: BaseDatabaseWrapper) -> Session:
+    """Return the session of an open connection."""
+    raw: RawConnection = connection.connection
+    session = _sessions.get(raw)
+    return _sessions.setdefault(raw, Session(raw)) if session is None else session
+
+
+def end(connection: BaseDatabaseWrapper, session: Session) -> None:
+    """Close a session that cannot be asked what it holds: the server frees all of its locks."""
+    raw = session.raw()
+    if raw is not None and connection.connection is raw:
+        session.mark_for_discard(raw)
+        with contextlib.suppress(Exception):
+            connection.close()
+
+
+def close_if_dead(connection: BaseDatabaseWrapper) -> None:
+    """Let the alias reconnect after its session died; inside `atomic()` that is for the outermost block to do."""
+    if connection.connection is not None and connection.connection.closed and not connection.in_atomic_block:
+        connection.close()
+
+
+def ask(raw: RawConnection, statement: str, params: tuple[object, ...]) -> Any:
+    """Return the one value of a statement, past Django's cursor, whose wrappers may forbid or interrupt it."""
+    row = raw.execute(statement, params).fetchone()
+    return row[0] if row else None
+
+
+# Transactions, as Django and the server see them
+
+
+def in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Whether what is written now is committed later; the `atomic()` of a `TestCase` does not count."""
+    if connection.in_atomic_block:
+        blocks = connection.atomic_blocks
+        return not blocks or not all(getattr(block, "_from_testcase", False) for block in blocks)
+    return connection.connection is not None and (not connection.autocommit or not is_idle(connection.connection))
+
+
+def other_alias_in_transaction(using: str) -> str | None:
+    """Return an alias of this thread, other than the lock's own, that is inside a transaction."""
+    if len(connections.settings) > 1:
+        for connection in connections.all(initialized_only=True):
+            if connection.alias != using and in_transaction(connection):
+                return connection.alias
+    return None
+
+
+def in_server_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the next statement is part of a transaction, whoever began it."""
+    raw: RawConnection = connection.connection
+    return not raw.autocommit or not is_idle(raw)
+
+
+def is_idle(raw: Any) -> bool:
+    """Whether no transaction is open. Connections of other engines have no such status and count as idle."""
+    pgconn = getattr(raw, "pgconn", None)
+    return pgconn is None or pgconn.transaction_status in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+
+
+def is_failed(raw: RawConnection) -> bool:
+    """Whether the transaction has failed, so that the server answers nothing until it is rolled back."""
+    return raw.pgconn.transaction_status == TransactionStatus.INERROR
+
+
+def transaction_marker(connection: BaseDatabaseWrapper) -> object:
+    """Return an object that another one replaces when the transaction, or a savepoint of it, comes to an end.
+
+    Django replaces `run_on_commit` at commit, rollback, rollback to a savepoint and close. With autocommit switched
+    off a commit keeps it, so that there nothing can be told without asking the server: the marker is never the same
+    twice.
+    """
+    if connection.in_atomic_block and connection.commit_on_exit:
+        return getattr(connection, "run_on_commit", object())
+    return object()

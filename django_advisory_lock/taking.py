@@ -1,0 +1,369 @@
+"""The guarded take of one lock, and the one look after any failed wait.
+
+After every failure of a statement that may have waited, the server may have granted the lock all the same. So no error
+is trusted: the lock is looked for, and freed, or kept where only the time was up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+from django.db import Error, OperationalError
+from django.db.transaction import TransactionManagementError
+
+from . import conf, sessions, sql
+from .exceptions import LockDeadlock, LockNotAcquired, LockTableFull, LockTimeout, PoolerDetected
+from .inspection import KeyLock, describe_holders, read_key_locks
+from .notices import warn_caller
+from .sessions import Hold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from .keys import LockKey
+    from .owners import Owner
+    from .sessions import HeldScope
+
+
+LOCK_NOT_AVAILABLE = "55P03"
+QUERY_CANCELED = "57014"
+DEADLOCK_DETECTED = "40P01"
+OUT_OF_MEMORY = "53200"
+IN_FAILED_TRANSACTION = "25P02"
+MAX_LOCK_TIMEOUT = 2**31 - 1  # milliseconds, the range of PostgreSQL's setting
+
+
+class Options:
+    """How a lock is taken; nothing in it changes. A timeout of None waits for ever."""
+
+    __slots__ = ("poll_interval", "scope", "shared", "timeout", "tries_only")
+
+    def __init__(
+        self,
+        shared: bool,
+        scope: str,
+        timeout: float | None = None,
+        poll_interval: float | None = None,
+        tries_only: bool = False,
+    ) -> None:
+        self.shared = shared
+        self.scope = scope
+        self.timeout = timeout
+        self.poll_interval = poll_interval
+        self.tries_only = tries_only
+
+
+def take(key: LockKey, using: str, options: Options, owner: Owner, keep: Callable[[Hold], None]) -> None:
+    """Take a lock, and hand it to `keep` while every interrupt is still cleaned up after.
+
+    A lock that is only tried for and busy is not handed over; every other failure is an error.
+    """
+    connection = sessions.connection_for(using)
+    with connection.cursor() as cursor:
+        _Take(key, options, owner, keep, connection, cursor).run()
+
+
+class _Take:
+    def __init__(
+        self,
+        key: LockKey,
+        options: Options,
+        owner: Owner,
+        keep: Callable[[Hold], None],
+        connection: BaseDatabaseWrapper,
+        cursor: Any,
+    ) -> None:
+        self.started = time.monotonic()
+        self.key = key
+        self.options = options
+        self.owner = owner
+        self.keep = keep
+        self.connection = connection
+        self.cursor = cursor
+        self.scope: HeldScope = _resolve_scope(key, options.scope, connection)
+        self.session = sessions.attach(connection)
+        self.in_transaction = sessions.in_server_transaction(connection)
+        self.flavour = sql.Flavour(len(key.args), options.shared, self.scope == "transaction")
+        self.hold: Hold | None = None
+
+    def run(self) -> None:
+        try:
+            self.session.settle()
+            if not self.in_transaction or sessions.is_idle(self.connection.connection):
+                self.session.enter_transaction(None)
+            self._take()
+        except (LockNotAcquired, PoolerDetected):
+            raise  # said after a look at the server, or where nothing was taken
+        except BaseException as error:
+            if sqlstate(error) != IN_FAILED_TRANSACTION:  # where nothing is even begun
+                self._give_back()
+            named = self._named(error)
+            if named is None:
+                raise
+            raise named from error
+
+    # The ways to the lock
+
+    def _take(self) -> None:
+        options = self.options
+        waits_at_once = options.timeout is None and options.poll_interval is None and not options.tries_only
+        if waits_at_once and not self.in_transaction:
+            self._wait()
+        elif self._try() or options.tries_only:
+            return
+        elif options.timeout == 0:
+            raise self._timed_out()
+        elif options.poll_interval is None:
+            self._wait_for()
+        else:
+            self._poll(options.poll_interval)
+
+    def _try(self) -> bool:
+        """Try once, as another process would see it: an owner that shares the session counts as one."""
+        with self.session.mutex:
+            held = False
+            uncertain = self.session.uncertain(self.key)
+            if uncertain:
+                row = self._send(sql.try_lock_unless_held(self.flavour), *self.key.args, *self.key.pg_locks)
+                held = bool(row and row[-1])
+                for hold in uncertain:
+                    if held:
+                        hold.marker = sessions.transaction_marker(self.connection)
+                    else:
+                        self.session.drop(hold)
+                if not held:
+                    return self._granted(row)
+            if self.session.refuses(self.key, self.options.shared, self.owner):
+                return False
+            # A session that holds the key exclusively is granted the shared lock too, but before PostgreSQL 18 its try
+            # fails while somebody waits; its wait cannot wait.
+            nested = self.options.shared and self.session.covers(self.key)
+            statement = (sql.wait_lock if nested else sql.try_lock)(self.flavour, self.in_transaction)
+            return self._granted(self._send(statement, *self.key.args))
+
+    def _wait(self) -> None:
+        """Wait with nothing around it, so that a busy lock costs what bare SQL costs."""
+        with self.session.mutex:
+            self._refuse_endless_wait()
+            try:
+                self._granted(self._send(sql.wait_lock(self.flavour, False), *self.key.args))
+            except OperationalError as error:
+                if sqlstate(error) != LOCK_NOT_AVAILABLE:
+                    raise
+                # The session has a lock_timeout of its own, which is not this lock's.
+                if not self._granted_late(read_key_locks(self.cursor, self.key)):
+                    self._wait_for()
+
+    def _wait_for(self) -> None:
+        """Wait in the server's queue with the timeout of this lock alone."""
+        remaining = self._remaining()
+        # 0 switches the server's timeout off, so a time that is up still waits for a millisecond.
+        timeout = 0 if remaining is None else min(max(math.ceil(remaining * 1000), 1), MAX_LOCK_TIMEOUT)
+        with self.session.mutex:
+            self._refuse_endless_wait()
+            try:
+                with self._savepoint():
+                    statement = sql.wait_lock_for(self.flavour, self.in_transaction)
+                    row = self._send(statement, str(timeout), *self.key.args)
+            except OperationalError as error:
+                if sqlstate(error) != LOCK_NOT_AVAILABLE or remaining is None:
+                    raise
+                locks = read_key_locks(self.cursor, self.key)
+                if not self._granted_late(locks):
+                    raise self._timed_out(locks) from error
+            else:
+                self._granted(row)
+
+    def _poll(self, interval: float) -> None:
+        """Try and sleep in turn, so that no snapshot stays open in between. The last try is at the deadline."""
+        while not self._try():
+            self._refuse_endless_wait()
+            remaining = self._remaining()
+            if remaining is not None and remaining <= 0:
+                raise self._timed_out()
+            pause = interval * random.uniform(0.5, 1.5)  # noqa: S311 - so that many pollers spread
+            time.sleep(pause if remaining is None else min(pause, remaining))
+
+    # What the server says
+
+    def _send(self, statement: str, *params: object) -> Sequence[Any]:
+        """Send a taking statement, guarded: it has to reach the session that the connection was opened with."""
+        # A transaction lock needs no guard: in every pool mode a transaction has one server session.
+        guard = None if self.scope == "transaction" else self.session.guard
+        self.cursor.execute(statement, (guard, *params))
+        row: Sequence[Any] | None = self.cursor.fetchone()
+        if row is not None and row[1] is not None:
+            return row
+        if self.connection.alias not in conf.session_pooler_aliases():
+            raise self._pooler_detected()
+        self.session.guard = None
+        return self._send(statement, *params)
+
+    def _granted(self, row: Sequence[Any]) -> bool:
+        if row[1]:
+            if self.in_transaction:
+                self._see_transaction(isolation=row[2], start=row[3])
+            self._keep(row[0])
+        return bool(row[1])
+
+    def _granted_late(self, locks: list[KeyLock]) -> bool:
+        """Whether the lock came after all: a mode that is held already never waits, so a row of ours is this lock."""
+        for lock in locks:
+            if lock.own and lock.granted and lock.shared is self.options.shared and lock.pid is not None:
+                self._keep(lock.pid)
+                return True
+        return False
+
+    def _keep(self, pid: int) -> None:
+        self.hold = Hold(self.session, self.connection, self.owner, self.key, self.options.shared, self.scope, pid)
+        self.hold.in_transaction = self.in_transaction
+        self.session.note(self.hold, self.owner)
+        self.keep(self.hold)
+
+    def _see_transaction(self, isolation: str, start: str) -> None:
+        self.session.enter_transaction(start)
+        if isolation in ("repeatable read", "serializable") and sessions.in_transaction(self.connection):
+            warn_caller(
+                f"The lock {self.key.name!r} was taken inside a {isolation.upper()} transaction, which goes on reading"
+                f" its snapshot from before the wait. Take the lock before the transaction begins."
+            )
+
+    # What can go wrong
+
+    def _refuse_endless_wait(self) -> None:
+        """Raise LockDeadlock where this process itself stands in the way, and waiting would keep it there."""
+        where = "by another thread or task that shares this database session"
+        if not self.session.refuses(self.key, self.options.shared, self.owner):
+            where = "by the caller itself on another session of this alias"
+            if not self.owner.holds or not any(self._conflicts_elsewhere(hold) for hold in self.owner.holds):
+                return
+        raise LockDeadlock(
+            f"Waiting for the lock {self.key.name!r} on {self.connection.alias!r} could never end: it is held {where}.",
+            **self._facts(),
+        )
+
+    def _conflicts_elsewhere(self, hold: Hold) -> bool:
+        raw = hold.session.raw()
+        return (
+            hold.key == self.key
+            and hold.noted
+            and hold.session is not self.session
+            and hold.using == self.connection.alias
+            and not (hold.shared and self.options.shared)
+            and raw is not None
+            and not raw.closed
+        )
+
+    def _give_back(self) -> None:
+        """Free what a failed statement may have been granted. A session that cannot be asked is closed."""
+        with self.session.mutex:
+            if self.hold is not None:
+                self.session.drop(self.hold)
+            raw = self.session.raw()
+            if self.scope == "session" and raw is not None and not raw.closed:
+                self.session.doubt(self.key, self.options.shared)
+                try:
+                    if sessions.is_failed(raw) and not self.session.keeps(self.key, self.options.shared):
+                        sessions.end(self.connection, self.session)
+                    self.session.settle()
+                except BaseException as error:
+                    sessions.end(self.connection, self.session)
+                    if not isinstance(error, Exception):
+                        raise
+            sessions.close_if_dead(self.connection)
+
+    def _named(self, error: BaseException) -> LockNotAcquired | None:
+        code = sqlstate(error)
+        lock = f"The lock {self.key.name!r} on {self.connection.alias!r} was not acquired"
+        if code == DEADLOCK_DETECTED:
+            return LockDeadlock(f"{lock}: the server ended a deadlock of several waits.", **self._facts())
+        if code == QUERY_CANCELED:
+            return LockNotAcquired(f"{lock}: the wait was cancelled, or cut by statement_timeout.", **self._facts())
+        if code == OUT_OF_MEMORY and "max_locks_per_transaction" in _hint(error):
+            return LockTableFull(
+                f"{lock}: the server's lock table is full. Hold fewer locks at once, or raise"
+                f" max_locks_per_transaction; while the table is full, new connections fail too.",
+                **self._facts(),
+            )
+        return None
+
+    def _pooler_detected(self) -> PoolerDetected:
+        alias = self.connection.alias
+        return PoolerDetected(
+            f"The connection {alias!r} goes through a connection pooler, where a session lock excludes nobody; nothing"
+            f" was taken. Take {self.key.name!r} inside atomic() on this alias, as a transaction lock; or let"
+            f" ADVISORY_LOCK_DATABASE or `using` name an alias that connects to the server directly; or list {alias!r}"
+            f" in ADVISORY_LOCK_SESSION_POOLER if its pooler keeps one server session for each client.",
+            key=self.key,
+            using=alias,
+        )
+
+    def _timed_out(self, locks: list[KeyLock] | None = None) -> LockTimeout:
+        if locks is None:
+            locks = read_key_locks(self.cursor, self.key)
+        numbers = ", ".join(map(str, self.key.args))
+        return LockTimeout(
+            f"The lock {self.key.name!r} ({numbers}) on {self.connection.alias!r} was not free within"
+            f" {self.options.timeout:g} s: {describe_holders(locks, shared=self.options.shared)}.",
+            **self._facts(),
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        return {"key": self.key, "using": self.connection.alias, "waited": time.monotonic() - self.started}
+
+    def _remaining(self) -> float | None:
+        timeout = self.options.timeout
+        return None if timeout is None else self.started + timeout - time.monotonic()
+
+    @contextlib.contextmanager
+    def _savepoint(self) -> Iterator[None]:
+        """Keep the transaction usable after a failed wait. Not released then: it ends with the transaction."""
+        if not self.in_transaction:
+            yield
+            return
+        self.cursor.execute("SAVEPOINT advisory_lock_wait")
+        try:
+            yield
+        except BaseException as error:
+            # Past Django's cursor where its wrappers, or an interrupt, had a hand in the failure.
+            send = self.cursor.execute if isinstance(error, Error) else self.connection.connection.execute
+            with contextlib.suppress(Exception):
+                send("ROLLBACK TO SAVEPOINT advisory_lock_wait")
+            raise
+        self.cursor.execute("RELEASE SAVEPOINT advisory_lock_wait")
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """Return PostgreSQL's code of an error, which Django keeps as the cause of its own."""
+    return getattr(error.__cause__, "sqlstate", None)
+
+
+def _hint(error: BaseException) -> str:
+    diag = getattr(error.__cause__, "diag", None)
+    return getattr(diag, "message_hint", None) or ""
+
+
+def _resolve_scope(key: LockKey, scope: str, connection: BaseDatabaseWrapper) -> HeldScope:
+    if scope == "session":
+        return "session"
+    if sessions.in_transaction(connection):
+        return "transaction"
+    alias = connection.alias
+    if scope == "transaction":
+        raise TransactionManagementError(
+            f"scope='transaction' needs a transaction on {alias!r}: use it inside atomic(using={alias!r})."
+        )
+    other = sessions.other_alias_in_transaction(alias)
+    if other is not None:
+        raise TransactionManagementError(
+            f"The lock {key.name!r} on {alias!r} would be freed before the transaction on {other!r} commits. Name"
+            f" that alias (using={other!r}), take the lock outside the transaction, or say scope='session' if the lock"
+            f" has nothing to do with what is written there."
+        )
+    return "session"

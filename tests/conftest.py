@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import gc
+import uuid
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from django.db import connections
+from django.test.utils import setup_databases, teardown_databases
+from pytest_django import DjangoDbBlocker
+
+from tests.support import OtherSession, parameters
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(
+    django_test_environment: None, django_db_modify_db_settings: None, django_db_blocker: DjangoDbBlocker
+) -> Iterator[None]:
+    """Make all databases: tests of locks reach them without pytest-django's mark, so without a transaction or a flush."""
+    with django_db_blocker.unblock():
+        config = setup_databases(verbosity=0, interactive=False, serialized_aliases=[])
+        yield
+        for connection in connections.all():
+            connection.close()
+            if getattr(connection, "pool", None):
+                connection.close_pool()  # type: ignore[attr-defined]
+        teardown_databases(config, verbosity=0)
+
+
+@pytest.fixture
+def name() -> str:
+    """A name for a lock that no other test, and no other run on the same server, uses."""
+    return f"test-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def other(django_db_setup: None) -> Iterator[OtherSession]:
+    """A session outside Django; after the test no advisory lock may be left in the databases of the tests."""
+    session = OtherSession()
+    yield session
+    session.close()
+    gc.collect()  # psycopg connections that the test dropped
+    connections.close_all()
+    for alias in ("default", "other"):
+        with psycopg.connect(**parameters(alias), autocommit=True) as raw:
+            left = raw.execute(
+                "SELECT l.pid, a.application_name, a.query FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)"
+                " WHERE locktype = 'advisory'"
+                " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            ).fetchall()
+        assert left == []

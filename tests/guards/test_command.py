@@ -1,0 +1,396 @@
+"""Ten copies of a command start at once: one works, nine skip."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import threading
+from typing import Any
+
+import pytest
+from django.core.management import BaseCommand, CommandError, call_command
+from django.db import connection, connections, transaction
+from django.test import override_settings
+
+from django_advisory_lock import (
+    AdvisoryLockCommandMixin,
+    LockLost,
+    LockTimeout,
+    PoolerDetected,
+    advisory_lock,
+    lock_key,
+)
+from tests.support import LIMIT, OtherSession, Thread, backend_pid, spawn, value, wait_until
+
+MODULE = "tests.testapp.management.commands.work"
+
+
+def run(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Start a management command in a process of its own."""
+    code = (
+        "import sys\nfrom django.core.management import execute_from_command_line\nexecute_from_command_line(sys.argv)"
+    )
+    return spawn(code, *arguments, **environment)
+
+
+def called(command: Any, *arguments: str, **options: Any) -> str:
+    out = io.StringIO()
+    call_command(command, *arguments, stdout=out, **options)
+    return out.getvalue()
+
+
+class Work(AdvisoryLockCommandMixin, BaseCommand):
+    """A command to be called as an object."""
+
+    def __init__(self, body: Any = None, **attributes: Any) -> None:
+        super().__init__()
+        self.body = body
+        vars(self).update(attributes)
+
+    def handle(self, *args: Any, **options: Any) -> Any:
+        return self.body() if self.body else "ran"
+
+
+class TestRuns:
+    def test_under_the_lock_and_free_right_after(self, name: str, other: OtherSession) -> None:
+        """Case 71: twice in one process, with and without a pool."""
+        for using in ("default", "pooled", "default", "pooled"):
+            seen: list[bool] = []
+            command = Work(
+                lambda seen=seen: seen.append(other.is_free(lock_key(name))), lock_key=name, lock_using=using
+            )
+            called(command)
+            assert seen == [False]
+            assert other.is_free(lock_key(name))
+            assert command.held_lock is None
+        connections["pooled"].close()
+
+    def test_the_default_key_is_the_module(self, other: OtherSession) -> None:
+        """Case 74: whatever the arguments."""
+        key = lock_key("command", MODULE)
+        other.take(key)
+        assert called("work", "--wait").startswith(f"Skipped. The lock 'command:{MODULE}'")
+        other.drop(key)
+        assert "working" in called("work", verbosity=2)
+
+    def test_a_key_from_the_options(self, name: str, other: OtherSession) -> None:
+        """Case 74: a lock for each tenant."""
+        other.take(lock_key(name, "a"))
+
+        class PerTenant(Work):
+            def add_arguments(self, parser: Any) -> None:
+                parser.add_argument("tenant")
+
+            def get_lock_key(self, *args: Any, **options: Any) -> tuple[str, ...]:
+                assert not [option for option in options if "lock" in option]
+                return name, options["tenant"]
+
+        assert called(PerTenant(), "a").startswith("Skipped")
+        assert called(PerTenant(), "b") == "ran\n"
+        other.drop(lock_key(name, "a"))
+
+    def test_a_tenant_of_its_own_namespace(self, other: OtherSession) -> None:
+        """Case 52."""
+        other.take(lock_key("command", MODULE))
+        assert called("work").startswith("Skipped")
+        with override_settings(ADVISORY_LOCK_NAMESPACE="tenant-b"):
+            assert "working" in called("work")
+
+    def test_the_handle_is_at_hand(self, name: str, other: OtherSession) -> None:
+        def body() -> str:
+            assert command.held_lock is not None
+            command.held_lock.check()
+            return command.held_lock.key.name
+
+        command = Work(body, lock_key=name)
+        assert called(command) == f"{name}\n"
+
+    def test_a_nested_call_runs(self, name: str, other: OtherSession) -> None:
+        """Case 74: the same command from within itself."""
+        command = Work(lambda: called(Work(lock_key=name)).strip(), lock_key=name)
+        assert called(command) == "ran\n"
+
+    def test_executed_without_a_parser(self, name: str, other: OtherSession) -> None:
+        options = {"force_color": False, "no_color": True, "skip_checks": True, "verbosity": 0}
+        other.take(lock_key(name))
+        assert Work(lock_key=name).execute(**options) is None
+        with pytest.raises(CommandError):
+            Work(lock_key=name).execute(lock_busy_exit_code=3, **options)
+        assert Work(lock_key=name).execute(no_lock=True, **options) == "ran"
+
+    def test_shared(self, name: str, other: OtherSession) -> None:
+        other.take(lock_key(name), shared=True)
+        assert called(Work(lock_key=name, lock_shared=True)) == "ran\n"
+        assert called(Work(lock_key=name)).startswith("Skipped")
+
+    def test_inside_a_transaction_it_lasts_until_the_commit(self, name: str, other: OtherSession) -> None:
+        with transaction.atomic():
+            called(Work(lock_key=name))
+            assert not other.is_free(lock_key(name))
+        assert other.is_free(lock_key(name))
+
+
+class TestBusy:
+    def test_skips_with_one_line(self, name: str, other: OtherSession) -> None:
+        """Case 35, 64, 73: which lock, who holds it."""
+        other.take(lock_key(name))
+        out = called("work", key=name)
+        assert out.count("\n") == 1
+        for part in ("Skipped", name, str(lock_key(name).args[0]), f"pid {other.pid} (other-session), idle for"):
+            assert part in out
+        assert called("work", key=name, verbosity=0) == ""
+
+    def test_an_exit_code(self, name: str, other: OtherSession) -> None:
+        """Case 64."""
+        other.take(lock_key(name))
+        out = io.StringIO()
+        for command, options in (("strict_work", {}), ("work", {"lock_busy_exit_code": 75})):
+            with pytest.raises(CommandError, match=name) as caught:
+                call_command(command, key=name, stdout=out, **options)
+            assert caught.value.returncode == 75
+            assert isinstance(caught.value.__cause__, LockTimeout)
+        assert out.getvalue() == ""
+
+    def test_exit_codes_of_processes(self, name: str, other: OtherSession) -> None:
+        other.take(lock_key(name))
+        strict, lenient, option = (
+            run(*arguments, "--key", name)
+            for arguments in (["strict_work"], ["work"], ["work", "--lock-busy-exit-code", "3"])
+        )
+        assert "CommandError: The lock" in strict.communicate(timeout=LIMIT)[1]
+        assert "Skipped" in lenient.communicate(timeout=LIMIT)[0]
+        option.communicate(timeout=LIMIT)
+        assert [strict.returncode, lenient.returncode, option.returncode] == [75, 0, 3]
+
+    def test_a_hook(self, name: str, other: OtherSession) -> None:
+        other.take(lock_key(name))
+
+        class Hooked(Work):
+            def handle_lock_busy(self, error: LockTimeout, *args: Any, **options: Any) -> str:
+                assert error.key == lock_key(name)
+                return f"busy at {options['verbosity']}"
+
+        assert called(Hooked(lock_key=name)) == "busy at 1\n"
+
+    @pytest.mark.parametrize("raised", [LockTimeout("of the body"), PoolerDetected("of the body")], ids=repr)
+    def test_other_errors_pass_through(self, raised: Exception, name: str, other: OtherSession) -> None:
+        def body() -> None:
+            raise raised
+
+        with pytest.raises(type(raised), match="of the body"):
+            called(Work(body, lock_key=name))
+        assert other.is_free(lock_key(name))
+
+    def test_it_leaves_no_connection(self, name: str, other: OtherSession) -> None:
+        """Case 58: the skipped run."""
+        other.take(lock_key(name))
+        process = run("work", "--key", name, PGAPPNAME=name)
+        process.communicate(timeout=LIMIT)
+        wait_until(lambda: other.one("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", [name]) == 0)
+
+
+class TestOptions:
+    def test_waits_when_told(self, name: str, other: OtherSession) -> None:
+        """Case 69, 73: by polling, so that nothing stands in the server's queue."""
+        key = lock_key(name)
+        other.take(key)
+        started = threading.Event()
+        command = Work(lock_key=name, lock_timeout=LIMIT)
+
+        def call() -> str:
+            def wrapper(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+                result = execute(sql, params, many, context)
+                started.set()
+                return result
+
+            with connection.execute_wrapper(wrapper):
+                return called(command)
+
+        waiting = Thread(call)
+        assert started.wait(10)
+        assert other.waiters(key) == 0
+        other.drop(key)
+        assert waiting.result() == "ran\n"
+
+    def test_time_is_up(self, name: str, other: OtherSession) -> None:
+        other.take(lock_key(name))
+        assert "within 0.05 s" in called("work", key=name, lock_timeout=0.05)
+        process = run("work", "--key", name, "--lock-timeout", "0.05")
+        assert "within 0.05 s" in process.communicate(timeout=LIMIT)[0]
+
+    def test_none_waits_for_ever(self, name: str, other: OtherSession) -> None:
+        key = lock_key(name)
+        other.take(key)
+        process = spawn(
+            f"from django.core.management import call_command\ncall_command('work', key={name!r}, lock_timeout=None)",
+        )
+        wait_until(
+            lambda: (
+                other.one(
+                    "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%%pg_try_advisory%%' AND pid <> pg_backend_pid()"
+                )
+                > 0
+            )
+        )
+        other.drop(key)
+        assert "working" in process.communicate(timeout=LIMIT)[0]
+
+    def test_no_lock(self, name: str, other: OtherSession) -> None:
+        other.take(lock_key(name))
+        assert "working" in called("work", key=name, no_lock=True)
+        assert "working" in called("work", "--no-lock", key=name)
+
+    def test_handle_does_not_see_them(self, name: str, other: OtherSession) -> None:
+        assert "working []" in called("work", "--lock-timeout", "1", "--lock-busy-exit-code", "3", key=name)
+
+    def test_they_are_in_a_group_of_their_own(self) -> None:
+        text = Work().create_parser("manage.py", "work").format_help()
+        assert text.index("advisory lock:") < text.rindex("--lock-timeout SECONDS")
+
+    def test_a_command_keeps_its_own(self, other: OtherSession) -> None:
+        assert called("own_options") == "mine False\n"
+        assert called("own_options", "--lock-timeout", "x", "--no-lock") == "x False\n"
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("--lock-timeout", "-1"),
+            ("--lock-timeout", "nan"),
+            ("--lock-timeout", "soon"),
+            ("--lock-busy-exit-code", "256"),
+        ],
+        ids=str,
+    )
+    def test_bad_values(self, arguments: tuple[str, str]) -> None:
+        with pytest.raises(CommandError, match=arguments[0]):
+            call_command("work", *arguments)
+
+    def test_the_object_is_as_before(self, name: str, other: OtherSession) -> None:
+        command = Work(lock_key=name)
+        before = dict(vars(command))
+        called(command, lock_busy_exit_code=3)
+        assert command.lock_busy_exit_code == 0
+        assert before.keys() - vars(command).keys() == set()
+        assert "handle" not in vars(command)
+        assert "held_lock" not in vars(command)
+
+
+class TestProcesses:
+    def test_many_copies_one_works(self, name: str, other: OtherSession) -> None:
+        """Case 58: run, skipped, and run again when the first is done."""
+        copies = [run("work", "--key", name, "--wait") for _ in range(4)]
+        wait_until(lambda: sum(copy.poll() is None for copy in copies) == 1, "three have skipped")
+        assert not other.is_free(lock_key(name))
+        outputs = [copy.communicate("\n", timeout=LIMIT)[0] for copy in copies]
+        assert sorted("working" in out for out in outputs) == [False, False, False, True]
+        assert all(copy.returncode == 0 for copy in copies)
+        assert "working" in called("work", key=name)
+
+    def test_killed_in_the_middle(self, name: str, other: OtherSession) -> None:
+        """Case 60, 61: the next run gets in at once, nothing to clean up."""
+        holder = run("work", "--key", name, "--wait")
+        assert holder.stdout is not None
+        assert "working" in holder.stdout.readline()
+        assert called("work", key=name).startswith("Skipped")
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate(timeout=LIMIT)
+        other.wait_until_free(lock_key(name))
+        assert "working" in called("work", key=name)
+
+    def test_killed_in_the_middle_of_a_query(self, name: str, other: OtherSession) -> None:
+        """Case 35: busy for as long as the server still works for the dead client, then free by itself."""
+        other.one("SELECT pg_advisory_lock(%s) IS NULL", lock_key(name, "gate").args)
+        holder = spawn(
+            "from django.db import connection\nfrom django_advisory_lock import *\n"
+            f"with advisory_lock({name!r}):\n"
+            f" connection.cursor().execute('SELECT pg_advisory_lock(%s)', lock_key({name!r}, 'gate').args)",
+        )
+        other.wait_for_waiters(lock_key(name, "gate"))
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate(timeout=LIMIT)
+        other.one("SELECT pg_advisory_unlock(%s)", lock_key(name, "gate").args)
+        other.wait_until_free(lock_key(name))
+        assert "working" in called("work", key=name, lock_timeout=LIMIT)
+
+    def test_a_lost_lock_is_no_success(self, name: str, other: OtherSession) -> None:
+        """Case 72."""
+        holder = run("work", "--key", name, "--wait")
+        assert holder.stdout is not None
+        assert "working" in holder.stdout.readline()
+        other.kill(other.holder(lock_key(name)))
+        out, errors = holder.communicate("\n", timeout=LIMIT)
+        assert holder.returncode != 0
+        assert "LockLost" in errors
+        assert "done" not in out
+
+    def test_a_lost_lock_when_called(self, name: str, other: OtherSession) -> None:
+        command = Work(lambda: other.kill(backend_pid()), lock_key=name)
+        with pytest.raises(LockLost):
+            called(command)
+
+    def test_concurrent_migrations(self, name: str, other: OtherSession) -> None:
+        """Case 68: on a database without any table; the others wait, find nothing to do, and succeed."""
+        other.raw.execute(f'CREATE DATABASE "{name}"')
+        code = """
+from django.core.management import call_command
+from django.core.management.commands.migrate import Command as Migrate
+from django_advisory_lock import AdvisoryLockCommandMixin
+
+class Command(AdvisoryLockCommandMixin, Migrate):
+    lock_key = "migrate"
+    lock_timeout = 60
+
+call_command(Command(), verbosity=1)
+"""
+        try:
+            copies = [spawn(code, PGDATABASE=name) for _ in range(3)]
+            outputs = [copy.communicate(timeout=3 * LIMIT) for copy in copies]
+            assert [copy.returncode for copy in copies] == [0, 0, 0], outputs
+            assert sum("Applying contenttypes.0001_initial" in out for out, _ in outputs) == 1
+            assert sum("No migrations to apply" in out for out, _ in outputs) == 2
+        finally:
+            other.raw.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+class TestRefusals:
+    def test_the_wrong_order_of_bases(self) -> None:
+        with pytest.raises(TypeError):
+            type("Wrong", (BaseCommand, AdvisoryLockCommandMixin), {})
+
+    def test_a_base_that_would_hide_the_lock(self) -> None:
+        class Legacy(BaseCommand):
+            def execute(self, *args: Any, **options: Any) -> str:
+                return "unlocked"
+
+        with pytest.raises(TypeError, match="Name AdvisoryLockCommandMixin first"):
+            type("Wrong", (Legacy, AdvisoryLockCommandMixin), {})
+
+        class Right(AdvisoryLockCommandMixin, Legacy):
+            """Locked first."""
+
+        class Child(Right):
+            def execute(self, *args: Any, **options: Any) -> Any:
+                return super().execute(*args, **options)
+
+        assert type("Grandchild", (Child,), {}).__mro__[1] is Child
+
+    def test_a_coroutine_function(self) -> None:
+        """Case 95."""
+
+        async def handle(self: Any, *args: Any, **options: Any) -> None: ...
+
+        with pytest.raises(TypeError, match="coroutine"):
+            type("Wrong", (AdvisoryLockCommandMixin, BaseCommand), {"handle": handle})
+
+
+def test_mutual_exclusion_is_not_deduplication(name: str, other: OtherSession) -> None:
+    """Case 59: a short command that starts again after it has ended runs again."""
+    assert called(Work(lock_key=name)) == called(Work(lock_key=name)) == "ran\n"
+
+
+def test_a_view_and_a_command_may_share_a_key(name: str, other: OtherSession) -> None:
+    with advisory_lock(name):
+        assert value("SELECT 1") == 1
+        waiting = Thread(lambda: called(Work(lock_key=name)))
+        assert waiting.result().startswith("Skipped")
