@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from .keys import LockKey
+    from .options import Options
     from .owners import Owner
     from .sessions import Hold
-    from .taking import Options
 
 
 MOMENT = 0.01  # seconds; a shorter wait is never a slow one
@@ -37,12 +37,13 @@ class LockHandle:
     `bool(handle)` and `acquired` tell how the attempt ended and never change; `is_held()` asks for the present.
     """
 
+    _hold: Hold | None = None
+
     def __init__(self, key: LockKey, using: str, options: Options) -> None:
         self.key = key
         self.using = using
         self.waited = 0.0
         self._options = options
-        self._hold: Hold | None = None
         self._acquired = False
         self._was_asked = False
         self._savepoint: releasing.BodySavepoint | None = None
@@ -130,35 +131,41 @@ class LockHandle:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.leave(exc)
+        try:
+            self.leave(exc)
+        except (KeyboardInterrupt, SystemExit):
+            self.give_up()
+            raise
 
     # The life of an attempt
 
-    def take(self, owner: Owner) -> None:
+    def take(self, owner: Owner) -> Self:
         """Make the attempt."""
         started = time.monotonic()
         try:
             take(self.key, self.using, self._options, owner, self._keep)
             self.waited = time.monotonic() - started
-            if self.waited > MOMENT and self.waited >= conf.get_slow_wait():
+            if not self._acquired:
+                logger.info("The lock %r on %r is busy.", self.key.name, self.using)
+            elif self.waited > MOMENT and self.waited >= conf.get_slow_wait():
                 logger.warning("Waited %.1f s for the lock %r on %r.", self.waited, self.key.name, self.using)
+            return self
         except BaseException:
-            self._give_up()
+            self.give_up()
             raise
-        if not self._acquired:
-            logger.info("The lock %r on %r is busy.", self.key.name, self.using)
 
-    def enter(self, owner: Owner, lock: object = None) -> None:
+    def enter(self, owner: Owner, lock: object = None) -> Self:
         """Make the attempt at the beginning of a block, which its owner remembers where a lock is named."""
-        self.take(owner)
         try:
+            self.take(owner)
             hold = self._hold
             if hold is not None and hold.in_transaction and hold.scope == "session":
                 self._savepoint = releasing.BodySavepoint(connections[hold.using], hold.session)
             if lock is not None:
                 owner.entered.append((lock, self))
+            return self
         except BaseException:
-            self._give_up()
+            self.give_up()
             raise
 
     def leave(self, error: BaseException | None) -> None:
@@ -173,8 +180,15 @@ class LockHandle:
             if error is None:
                 raise
             logger.error("At the end of a block that raised %s: %s", type(error).__name__, own)
-            if hasattr(error, "add_note"):
+            if hasattr(error, "add_note"):  # pragma: no branch - Python 3.10 has only the log
                 error.add_note(str(own))
+
+    def give_up(self) -> None:
+        """Release a lock in the wake of an interrupt, whose error is already on its way."""
+        hold = self._hold
+        if hold is not None and hold.noted and hold.scope == "session":
+            with contextlib.suppress(Exception):
+                self._finish(raised=True)
 
     def _warn_unasked(self, error: BaseException | None) -> None:
         message = (
@@ -190,9 +204,10 @@ class LockHandle:
         self._acquired = True
 
     def _finish(self, *, raised: bool) -> None:
-        hold, savepoint, self._savepoint = self._hold, self._savepoint, None
+        hold, savepoint = self._hold, self._savepoint
         if hold is None or releasing.is_inherited(hold):
             return
+        self._savepoint = None
         try:
             if hold.scope == "transaction":
                 releasing.end_transaction_block(hold)
@@ -201,9 +216,3 @@ class LockHandle:
         except LockLost:
             self.lost.set()
             raise
-
-    def _give_up(self) -> None:
-        """Clean up after an interrupt that came when the lock was taken already."""
-        if self._hold is not None and self._hold.scope == "session":
-            with contextlib.suppress(Exception):
-                self._finish(raised=True)

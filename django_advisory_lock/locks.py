@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -20,30 +18,18 @@ from . import conf, keys
 from .exceptions import AdvisoryLockError
 from .handles import LockHandle
 from .keys import KeyLike, LockKey
+from .options import Options
 from .owners import current_owner
-from .taking import Options
 
 if TYPE_CHECKING:
+    from datetime import timedelta
     from types import TracebackType
 
 P = ParamSpec("P")
 R = TypeVar("R")
 D = TypeVar("D")
 
-_SCOPES = ("auto", "session", "transaction")
 _MISSING: Any = object()
-
-
-def seconds(value: float | timedelta | None, name: str) -> float | None:
-    """Check a length of time and return it in seconds; None stands for no limit."""
-    if value is None:
-        return None
-    number = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
-        raise TypeError(f"{name} is a number of seconds, a timedelta or None, not {type(value).__name__}.")
-    if not 0 <= number < math.inf:
-        raise ValueError(f"{name} is at least 0 and finite, not {value!r}. None waits for ever, 0 tries once.")
-    return float(number)
 
 
 class _Lock:
@@ -57,8 +43,6 @@ class _Lock:
             raise TypeError("The function that makes a key is simply called, so it cannot be a coroutine function.")
         if using is not None and not isinstance(using, str):
             raise TypeError(f"using is the alias of a database or None, not {type(using).__name__}.")
-        if options.scope not in _SCOPES:
-            raise ValueError(f"scope is one of {', '.join(map(repr, _SCOPES))}, not {options.scope!r}.")
         self._parts = key
         self._using = using
         self._options = options
@@ -69,22 +53,25 @@ class _Lock:
 
     def acquire(self) -> LockHandle:
         """Make the attempt by hand; `release()` of the handle ends it. The errors are those of the `with` block."""
-        handle = self._handle(self._fixed_key())
-        handle.take(current_owner())
-        return handle
+        return self._handle(self._fixed_key()).take(current_owner())
 
     def __enter__(self) -> LockHandle:
-        handle = self._handle(self._fixed_key())
-        handle.enter(current_owner(), self)
-        return handle
+        return self._handle(self._fixed_key()).enter(current_owner(), self)
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        handle = current_owner().leave(self)
-        if handle is None:
-            raise AdvisoryLockError(f"{self!r}: only the thread or task that entered a block can leave it.")
-        handle.leave(exc)
+        handle = None
+        try:
+            handle = current_owner().leave(self)
+            if handle is None:
+                raise AdvisoryLockError(f"{self!r}: only the thread or task that entered a block can leave it.")
+            handle.leave(exc)
+        except (KeyboardInterrupt, SystemExit):
+            handle = handle or current_owner().leave(self)
+            if handle is not None:
+                handle.give_up()
+            raise
 
     def _enter_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LockHandle:
         """Make the attempt for one call of a decorated function."""
@@ -95,9 +82,7 @@ class _Lock:
             if parts is None:
                 raise TypeError(f"The function that makes the key of {self!r} returned None, which is no key.")
             key = keys.lock_key(parts)
-        handle = self._handle(key)
-        handle.enter(current_owner())
-        return handle
+        return self._handle(key).enter(current_owner())
 
     def _handle(self, key: LockKey) -> LockHandle:
         return LockHandle(key, conf.get_database() if self._using is None else self._using, self._options)
@@ -168,10 +153,7 @@ def advisory_lock(
     of the block where the lock was lost in it. See
     https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
     """
-    timeout, poll_interval = seconds(timeout, "timeout"), seconds(poll_interval, "poll_interval")
-    if poll_interval == 0:
-        raise ValueError("poll_interval is more than 0: the seconds between two tries.")
-    return AdvisoryLock(key, using, Options(bool(shared), scope, timeout, poll_interval))
+    return AdvisoryLock(key, using, Options(shared, scope, timeout, poll_interval))
 
 
 @overload
@@ -205,7 +187,7 @@ def try_advisory_lock(
     those of `advisory_lock()`; no `LockTimeout` is raised. See
     https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-LOCKS.
     """
-    return TryAdvisoryLock(key, using, Options(bool(shared), scope, tries_only=True), default)
+    return TryAdvisoryLock(key, using, Options(shared, scope, tries_only=True), default)
 
 
 def _is_function(value: object) -> bool:

@@ -94,11 +94,9 @@ def release(hold: Hold, savepoint: BodySavepoint | None = None, *, raised: bool 
     """
     session, connection = hold.session, connections[hold.using]
     with session.mutex:
+        if not hold.noted:
+            return  # released inside its block
         raw = _open_raw(hold, connection)
-        if not hold.noted:  # released inside its block
-            if savepoint is not None and raw is not None:
-                savepoint.end(connection, raw, raised=raised)
-            return
         if raw is None:
             session.disown(hold)
             sessions.close_if_dead(connection)
@@ -110,9 +108,9 @@ def release(hold: Hold, savepoint: BodySavepoint | None = None, *, raised: bool 
             finally:
                 answer = _unlock(hold, connection, raw)
         except BaseException as error:
-            if not hold.noted:
-                raise  # the savepoint's; the lock is free
-            _unlock_otherwise(hold, connection, raw, error)
+            # Without a hold any more it is the error of the savepoint.
+            if not hold.noted or not _unlock_otherwise(hold, connection, raw, error):
+                raise
             return
         if answer is not True:
             raise lost(hold, "the server says that this session does not hold it")
@@ -132,27 +130,21 @@ def _unlock(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection) -> 
         cursor.execute(sql.unlock(len(hold.key.args), hold.shared), (hold.pid, *hold.key.args))
         answer: object = cursor.fetchone()[0]
     hold.session.drop(hold)
-    hold.session.settle()
+    hold.session.settle(connection)
     return answer
 
 
-def _unlock_otherwise(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection, error: BaseException) -> None:
-    """Free a lock whose unlock failed or was interrupted, past Django's cursor, or else by closing the session."""
+def _unlock_otherwise(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection, error: BaseException) -> bool:
+    """Free a lock whose unlock failed, past Django's cursor, or else by closing the session. True where all is well."""
     session = hold.session
     session.disown(hold)
-    try:
-        session.settle()
-    except BaseException as another:
-        sessions.end(connection, session)
-        if not isinstance(another, Exception):
-            raise
+    session.settle(connection)
     sessions.close_if_dead(connection)
-    if isinstance(error, Error):
-        if raw.closed:
-            raise lost(hold, "its session has ended") from error
-        if not session.is_doubtful(hold.key, hold.shared):
-            return
-    raise error
+    if not isinstance(error, Error):
+        return False
+    if raw.closed:
+        raise lost(hold, "its session has ended") from error
+    return not session.is_doubtful(hold.key, hold.shared)
 
 
 def lost(hold: Hold, reason: str) -> LockLost:

@@ -103,22 +103,23 @@ class Session:
             self._transaction_holds.append(hold)
 
     def drop(self, hold: Hold) -> None:
-        """Forget a lock that the server has freed."""
-        if not hold.noted:
-            return
-        hold.noted = False
-        args = hold.key.args
-        self._holds[args].remove(hold)
-        if not self._holds[args]:
-            del self._holds[args]
+        """Forget a lock that the server has freed. After an interrupt it can be called again."""
+        holds = self._holds.get(hold.key.args, [])
+        if hold in holds:
+            holds.remove(hold)
+        if not holds:
+            self._holds.pop(hold.key.args, None)
         if hold.scope == "session":
             self.unpin(hold)
             self._unmark()
+        owner = hold.owner()
+        if owner is not None:
+            owner.holds.discard(hold)
+        hold.noted = False
 
     def disown(self, hold: Hold) -> None:
-        """Forget a lock that may still be there on the server."""
-        if hold.noted and hold.scope == "session":
-            self.doubt(hold.key, hold.shared)
+        """Forget a session lock that may still be there on the server."""
+        self.doubt(hold.key, hold.shared)
         self.drop(hold)
 
     def on(self, key: LockKey) -> Sequence[Hold]:
@@ -161,17 +162,25 @@ class Session:
         """Whether the server may still count more session locks on the key than are held here."""
         return (key, shared) in self._doubts
 
-    def settle(self) -> None:
-        """Free on the server what nobody here holds any more. Sends something only where there is a doubt."""
+    def settle(self, connection: BaseDatabaseWrapper) -> None:
+        """Free on the server what nobody here holds any more. Sends something only where there is a doubt.
+
+        In a failed transaction that has to wait; a session that cannot be asked for another reason is closed.
+        """
         while self.abandoned:
             self.disown(self.abandoned.popleft())
         raw = self.raw() if self._doubts else None
         if raw is None or raw.closed or is_failed(raw):
             return
-        for key, shared in list(self._doubts):
-            if not self.keeps(key, shared):
-                self._free(raw, key, shared)
-        self._unmark()
+        try:
+            for key, shared in list(self._doubts):
+                if not self.keeps(key, shared):
+                    self._free(raw, key, shared)
+            self._unmark()
+        except BaseException as error:
+            end(connection, self)
+            if not isinstance(error, Exception):
+                raise
 
     def _free(self, raw: RawConnection, key: LockKey, shared: bool) -> None:
         for _ in range(self._doubts[key, shared]):

@@ -13,12 +13,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error, OperationalError
-from django.db.transaction import TransactionManagementError
 
-from . import conf, sessions, sql
-from .exceptions import LockDeadlock, LockNotAcquired, LockTableFull, LockTimeout, PoolerDetected
-from .inspection import KeyLock, describe_holders, read_key_locks
+from . import conf, outcomes, sessions, sql
+from .exceptions import LockNotAcquired, PoolerDetected
+from .inspection import KeyLock, read_key_locks
 from .notices import warn_caller
+from .options import resolve_scope
+from .outcomes import LOCK_NOT_AVAILABLE, sqlstate
 from .sessions import Hold
 
 if TYPE_CHECKING:
@@ -26,37 +27,12 @@ if TYPE_CHECKING:
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
+    from .exceptions import LockTimeout
     from .keys import LockKey
+    from .options import Options
     from .owners import Owner
-    from .sessions import HeldScope
 
-
-LOCK_NOT_AVAILABLE = "55P03"
-QUERY_CANCELED = "57014"
-DEADLOCK_DETECTED = "40P01"
-OUT_OF_MEMORY = "53200"
-IN_FAILED_TRANSACTION = "25P02"
 MAX_LOCK_TIMEOUT = 2**31 - 1  # milliseconds, the range of PostgreSQL's setting
-
-
-class Options:
-    """How a lock is taken; nothing in it changes. A timeout of None waits for ever."""
-
-    __slots__ = ("poll_interval", "scope", "shared", "timeout", "tries_only")
-
-    def __init__(
-        self,
-        shared: bool,
-        scope: str,
-        timeout: float | None = None,
-        poll_interval: float | None = None,
-        tries_only: bool = False,
-    ) -> None:
-        self.shared = shared
-        self.scope = scope
-        self.timeout = timeout
-        self.poll_interval = poll_interval
-        self.tries_only = tries_only
 
 
 def take(key: LockKey, using: str, options: Options, owner: Owner, keep: Callable[[Hold], None]) -> None:
@@ -86,7 +62,7 @@ class _Take:
         self.keep = keep
         self.connection = connection
         self.cursor = cursor
-        self.scope: HeldScope = _resolve_scope(key, options.scope, connection)
+        self.scope = resolve_scope(key, options.scope, connection)
         self.session = sessions.attach(connection)
         self.in_transaction = sessions.in_server_transaction(connection)
         self.flavour = sql.Flavour(len(key.args), options.shared, self.scope == "transaction")
@@ -94,16 +70,16 @@ class _Take:
 
     def run(self) -> None:
         try:
-            self.session.settle()
+            self.session.settle(self.connection)
             if not self.in_transaction or sessions.is_idle(self.connection.connection):
                 self.session.enter_transaction(None)
             self._take()
         except (LockNotAcquired, PoolerDetected):
             raise  # said after a look at the server, or where nothing was taken
         except BaseException as error:
-            if sqlstate(error) != IN_FAILED_TRANSACTION:  # where nothing is even begun
+            if sqlstate(error) != outcomes.IN_FAILED_TRANSACTION:  # where nothing is even begun
                 self._give_back()
-            named = self._named(error)
+            named = outcomes.named(self._facts(), error)
             if named is None:
                 raise
             raise named from error
@@ -201,7 +177,7 @@ class _Take:
         if row is not None and row[1] is not None:
             return row
         if self.connection.alias not in conf.session_pooler_aliases():
-            raise self._pooler_detected()
+            raise outcomes.pooler_detected(self._facts())
         self.session.guard = None
         return self._send(statement, *params)
 
@@ -243,10 +219,7 @@ class _Take:
             where = "by the caller itself on another session of this alias"
             if not self.owner.holds or not any(self._conflicts_elsewhere(hold) for hold in self.owner.holds):
                 return
-        raise LockDeadlock(
-            f"Waiting for the lock {self.key.name!r} on {self.connection.alias!r} could never end: it is held {where}.",
-            **self._facts(),
-        )
+        raise outcomes.endless_wait(self._facts(), where)
 
     def _conflicts_elsewhere(self, hold: Hold) -> bool:
         raw = hold.session.raw()
@@ -262,59 +235,24 @@ class _Take:
 
     def _give_back(self) -> None:
         """Free what a failed statement may have been granted. A session that cannot be asked is closed."""
-        with self.session.mutex:
+        session, shared = self.session, self.options.shared
+        with session.mutex:
             if self.hold is not None:
-                self.session.drop(self.hold)
-            raw = self.session.raw()
-            if self.scope == "session" and raw is not None and not raw.closed:
-                self.session.doubt(self.key, self.options.shared)
-                try:
-                    if sessions.is_failed(raw) and not self.session.keeps(self.key, self.options.shared):
-                        sessions.end(self.connection, self.session)
-                    self.session.settle()
-                except BaseException as error:
-                    sessions.end(self.connection, self.session)
-                    if not isinstance(error, Exception):
-                        raise
+                session.drop(self.hold)
+            raw = session.raw()
+            if self.scope == "session" and raw is not None:
+                session.doubt(self.key, shared)
+                if sessions.is_failed(raw) and not session.keeps(self.key, shared):
+                    sessions.end(self.connection, session)
+                session.settle(self.connection)
             sessions.close_if_dead(self.connection)
-
-    def _named(self, error: BaseException) -> LockNotAcquired | None:
-        code = sqlstate(error)
-        lock = f"The lock {self.key.name!r} on {self.connection.alias!r} was not acquired"
-        if code == DEADLOCK_DETECTED:
-            return LockDeadlock(f"{lock}: the server ended a deadlock of several waits.", **self._facts())
-        if code == QUERY_CANCELED:
-            return LockNotAcquired(f"{lock}: the wait was cancelled, or cut by statement_timeout.", **self._facts())
-        if code == OUT_OF_MEMORY and "max_locks_per_transaction" in _hint(error):
-            return LockTableFull(
-                f"{lock}: the server's lock table is full. Hold fewer locks at once, or raise"
-                f" max_locks_per_transaction; while the table is full, new connections fail too.",
-                **self._facts(),
-            )
-        return None
-
-    def _pooler_detected(self) -> PoolerDetected:
-        alias = self.connection.alias
-        return PoolerDetected(
-            f"The connection {alias!r} goes through a connection pooler, where a session lock excludes nobody; nothing"
-            f" was taken. Take {self.key.name!r} inside atomic() on this alias, as a transaction lock; or let"
-            f" ADVISORY_LOCK_DATABASE or `using` name an alias that connects to the server directly; or list {alias!r}"
-            f" in ADVISORY_LOCK_SESSION_POOLER if its pooler keeps one server session for each client.",
-            key=self.key,
-            using=alias,
-        )
 
     def _timed_out(self, locks: list[KeyLock] | None = None) -> LockTimeout:
         if locks is None:
             locks = read_key_locks(self.cursor, self.key)
-        numbers = ", ".join(map(str, self.key.args))
-        return LockTimeout(
-            f"The lock {self.key.name!r} ({numbers}) on {self.connection.alias!r} was not free within"
-            f" {self.options.timeout:g} s: {describe_holders(locks, shared=self.options.shared)}.",
-            **self._facts(),
-        )
+        return outcomes.timed_out(self._facts(), self.options.timeout or 0, locks, shared=self.options.shared)
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> outcomes.Facts:
         return {"key": self.key, "using": self.connection.alias, "waited": time.monotonic() - self.started}
 
     def _remaining(self) -> float | None:
@@ -337,33 +275,3 @@ class _Take:
                 send("ROLLBACK TO SAVEPOINT advisory_lock_wait")
             raise
         self.cursor.execute("RELEASE SAVEPOINT advisory_lock_wait")
-
-
-def sqlstate(error: BaseException) -> str | None:
-    """Return PostgreSQL's code of an error, which Django keeps as the cause of its own."""
-    return getattr(error.__cause__, "sqlstate", None)
-
-
-def _hint(error: BaseException) -> str:
-    diag = getattr(error.__cause__, "diag", None)
-    return getattr(diag, "message_hint", None) or ""
-
-
-def _resolve_scope(key: LockKey, scope: str, connection: BaseDatabaseWrapper) -> HeldScope:
-    if scope == "session":
-        return "session"
-    if sessions.in_transaction(connection):
-        return "transaction"
-    alias = connection.alias
-    if scope == "transaction":
-        raise TransactionManagementError(
-            f"scope='transaction' needs a transaction on {alias!r}: use it inside atomic(using={alias!r})."
-        )
-    other = sessions.other_alias_in_transaction(alias)
-    if other is not None:
-        raise TransactionManagementError(
-            f"The lock {key.name!r} on {alias!r} would be freed before the transaction on {other!r} commits. Name"
-            f" that alias (using={other!r}), take the lock outside the transaction, or say scope='session' if the lock"
-            f" has nothing to do with what is written there."
-        )
-    return "session"

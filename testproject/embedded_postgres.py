@@ -19,7 +19,6 @@ import importlib.util
 import os
 import re
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -134,7 +133,7 @@ class _Account:
     gid: int
 
     def run(self, *command: str | Path, detach: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run a command by way of a shell; detached, it outlives the caller and the answer is its process id."""
+        """Run a command by way of a shell; a detached one outlives the caller, and the output is its process id."""
         if os.geteuid() == 0:
             options |= {"user": self.uid, "group": self.gid, "extra_groups": []}
         inherited = ("PATH", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
@@ -403,15 +402,15 @@ class _Server:
     def _start(self, bindir: Path) -> None:
         with self._open("pid") as pid, self._open("log") as log:
             fcntl.flock(pid, fcntl.LOCK_EX)
-            output: dict[str, Any] = {"stderr": log, "pass_fds": [pid.fileno()]}
             if not self.data.exists():
-                self._initialise(bindir, stdout=log, **output)
+                self._initialise(bindir, stdout=log, stderr=log, pass_fds=[pid.fileno()])
             # No process is left, so it is stale; PostgreSQL would believe it where its process id is in use again.
             (self.data / "postmaster.pid").unlink(missing_ok=True)
             settings = SERVER_SETTINGS | {"unix_socket_directories": str(self._make_socket_directory())}
             options = [f"--{name}={value}" for name, value in settings.items()]
-            answer = self.account.run(bindir / "postgres", "-D", self.data, *options, detach=True, **output)
-            pid.write(answer.stdout.encode())
+            server = bindir / "postgres"
+            inherited = {"stdout": pid, "stderr": log, "pass_fds": [pid.fileno()]}
+            self.account.run(server, "-D", self.data, *options, detach=True, **inherited)
 
     def _open(self, name: str) -> IO[bytes]:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
@@ -459,15 +458,14 @@ class _Server:
     def stop(self) -> bool:
         """End the server if it runs, and tell whether it did."""
         ran = self.lives()
-        if ran and not (self._ends_after(signal.SIGINT) or self._ends_after(signal.SIGQUIT)):
+        if ran and not (self._ends_after("INT") or self._ends_after("QUIT")):
             raise EmbeddedPostgresError(self._trouble("does not end"))
         self._remove_socket_directory()
         return ran
 
-    def _ends_after(self, number: signal.Signals) -> bool:
-        if pid := (self.directory / "pid").read_text():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), number)
+    def _ends_after(self, signal: str) -> bool:
+        # Sent by the server's account: whatever it may have written to the file, no other process is reached.
+        self.account.run("kill", "-s", signal, (self.directory / "pid").read_text().strip())
         return _wait(lambda: not self.lives(), STOP_SECONDS)
 
     def _trouble(self, what: str) -> str:

@@ -448,6 +448,45 @@ class TestFailingReleases:
             assert other.is_free(lock_key(name))
             assert backend_pid() == pid
 
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+    def test_in_a_decorated_function(self, error: type[BaseException], name: str, other: OtherSession) -> None:
+        work = advisory_lock(name)(lambda: None)
+        with pytest.raises(error), self.interrupted(error, sent=False):
+            work()
+        assert other.is_free(lock_key(name))
+
+    def test_before_the_block_began(self, name: str, other: OtherSession) -> None:
+        """The lock is there, the savepoint around the body fails."""
+
+        def fail_on_savepoint(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+            if sql.startswith("SAVEPOINT advisory_lock_body"):
+                raise RuntimeError
+            return execute(sql, params, many, context)
+
+        with transaction.atomic(), connection.execute_wrapper(fail_on_savepoint):
+            with pytest.raises(RuntimeError):
+                advisory_lock(name, scope="session").__enter__()
+            assert other.is_free(lock_key(name))
+
+    def test_interrupted_before_the_block_is_looked_up(
+        self, name: str, other: OtherSession, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from django_advisory_lock.owners import Owner
+
+        lock, leave = advisory_lock(name), Owner.leave
+
+        def interrupted_once(owner: Owner, lock: object) -> LockHandle | None:
+            monkeypatch.setattr(Owner, "leave", leave)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Owner, "leave", interrupted_once)
+        with pytest.raises(KeyboardInterrupt), lock:
+            pass
+        assert other.is_free(lock_key(name))
+        monkeypatch.setattr(Owner, "leave", interrupted_once)
+        with pytest.raises(KeyboardInterrupt):
+            lock.__exit__(None, None, None)
+
     def test_a_wrapper_that_forbids_queries_does_not_hide_the_error_of_the_body(
         self, name: str, other: OtherSession
     ) -> None:
@@ -487,6 +526,16 @@ class TestFailingReleases:
             pass
         other.wait_until_free(lock_key(name))
         assert backend_pid()
+
+
+def test_a_question_that_fails_is_no_answer(name: str, other: OtherSession) -> None:
+    def cancel(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        raise OperationalError("canceling statement due to statement timeout")
+
+    with advisory_lock(name) as lock:
+        with pytest.raises(OperationalError), connection.execute_wrapper(cancel):
+            lock.is_held()
+        assert not lock.lost.is_set()
 
 
 def test_only_own_locks_are_released(name: str, other: OtherSession) -> None:

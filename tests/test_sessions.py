@@ -295,6 +295,30 @@ class TestFork:
 
             assert self.in_child(take) == "True"
 
+    def test_the_same_in_this_process(self, name: str, other: OtherSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What a child does, step by step, under another pid."""
+        from django_advisory_lock import sessions
+
+        lock = advisory_lock(name).acquire()
+        raw = connection.connection
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: -1)
+            with statements(0):
+                lock.release()
+                lock.leave(None)
+                assert not lock.is_held()
+                assert not lock.lost.is_set()
+            lock.__del__()
+            assert not attach(connections["default"]).abandoned
+            assert not try_advisory_lock(name).acquire()
+            assert connection.connection is not raw
+            connection.close()
+        assert sessions._inherited.pop() is raw
+        connection.connection = raw
+        assert lock.is_held()
+        lock.release()
+        assert other.is_free(lock_key(name))
+
     def test_multiprocessing(self, name: str, other: OtherSession) -> None:
         code = f"""
 import multiprocessing, sys
@@ -349,6 +373,70 @@ class TestInsideTransactionTestCase(TransactionTestCase):
             assert lock.scope == "session"
 
 
+class TestDoubts:
+    def test_an_interrupt_while_something_is_put_right(
+        self, name: str, other: OtherSession, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Then the session is closed, which frees whatever is left."""
+        from django_advisory_lock import sessions
+
+        def interrupted(*args: Any) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.warns(ResourceWarning):
+            advisory_lock(name).acquire()
+            gc.collect()
+        monkeypatch.setattr(sessions, "ask", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            advisory_lock(name, "another").acquire()
+        other.wait_until_free(lock_key(name))
+        assert backend_pid()
+
+    def test_a_lock_whose_owner_is_gone(self, name: str, other: OtherSession) -> None:
+        """A thread that ended while it held on a connection it shared: nobody nests in its lock, nobody inherits it."""
+        shared = connections["default"]
+        shared.inc_thread_sharing()
+        handles = []
+
+        def hold() -> None:
+            connections["default"] = shared
+            handles.append(advisory_lock(name).acquire())
+            del connections["default"]
+
+        try:
+            Thread(hold).result()
+            gc.collect()
+            assert not try_advisory_lock(name).acquire()
+            with pytest.raises(AdvisoryLockError):
+                handles[0].release()
+            with pytest.warns(ResourceWarning):
+                handles.clear()
+                gc.collect()
+            with advisory_lock(name):
+                pass
+        finally:
+            shared.dec_thread_sharing()
+
+    def test_only_one_alias(self, name: str, other: OtherSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        from django_advisory_lock.sessions import other_alias_in_transaction
+
+        monkeypatch.setattr(connections, "settings", {"default": {}})
+        assert other_alias_in_transaction("default") is None
+
+    def test_a_session_that_the_alias_no_longer_has_is_left_alone(self, other: OtherSession) -> None:
+        from django_advisory_lock.sessions import end
+
+        connection.ensure_connection()
+        session = attach(connections["default"])
+        old, connection.connection = connection.connection, None
+        connection.ensure_connection()
+        new = connection.connection
+        end(connections["default"], session)
+        assert not new.closed
+        assert not old.closed
+        old.close()
+
+
 class TestMissingInternals:
     """Where an internal of Django or psycopg_pool is gone, the lock still excludes."""
 
@@ -369,6 +457,15 @@ def test_a_session_belongs_to_its_connection(other: OtherSession) -> None:
     connection.close()
     connection.ensure_connection()
     assert attach(connections["default"]) is not session
+
+
+def test_forgetting_a_lock_twice_is_no_error(name: str, other: OtherSession) -> None:
+    """An interrupt may come in the middle of the first time."""
+    lock = advisory_lock(name).acquire()
+    lock.release()
+    assert lock._hold is not None
+    lock._hold.session.drop(lock._hold)
+    assert not lock._hold.session.keeps(lock.key, False)
 
 
 def test_many_sessions_come_and_go(name: str, other: OtherSession) -> None:

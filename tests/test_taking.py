@@ -16,6 +16,7 @@ from django.test import override_settings
 
 from django_advisory_lock import (
     LockDeadlock,
+    LockHandle,
     LockKey,
     LockNotAcquired,
     LockTableFull,
@@ -407,25 +408,38 @@ class TestLateGrants:
         assert counts["busy"] > 0
         assert other.holders(lock_key(name)) == 0
 
-    def test_a_timeout_beside_the_grant_keeps_the_lock(self, name: str, other: OtherSession) -> None:
-        """The same made certain: the error comes from a statement that had the lock."""
+    @pytest.mark.parametrize("timeout", [5, None])
+    def test_a_timeout_beside_the_grant_keeps_the_lock(
+        self, timeout: float | None, name: str, other: OtherSession
+    ) -> None:
+        """The same made certain: the error comes from a statement that had the lock, by our timeout or the session's own."""
         key = lock_key(name)
         other.take(key)
 
         def granted_then_timed_out(execute: Execute, sql: str, params: Any, many: bool, context: Any) -> Any:
-            if "set_config" in sql:
+            if "pg_advisory_lock" in sql:
                 other.drop(key)
                 execute(sql, params, many, context)
-                connection.connection.autocommit = True
                 with connection.wrap_database_errors:
                     connection.connection.execute("DO $$ BEGIN RAISE SQLSTATE '55P03'; END $$")
             return execute(sql, params, many, context)
 
-        with connection.execute_wrapper(granted_then_timed_out), advisory_lock(name, timeout=5) as lock:
+        with connection.execute_wrapper(granted_then_timed_out), advisory_lock(name, timeout=timeout) as lock:
             assert lock
             assert lock.is_held()
             assert not other.is_free(key)
         assert other.is_free(key)
+
+    def test_an_interrupt_when_the_handle_gets_the_lock(
+        self, name: str, other: OtherSession, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(*args: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(LockHandle, "_keep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            advisory_lock(name).acquire()
+        assert other.is_free(lock_key(name))
 
     @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, RuntimeError])
     @pytest.mark.parametrize("make", [advisory_lock, try_advisory_lock])

@@ -10,7 +10,8 @@ from asgiref.sync import iscoroutinefunction
 from django.core.management.base import BaseCommand, CommandError
 
 from ..exceptions import LockTimeout
-from ..locks import advisory_lock, seconds
+from ..locks import advisory_lock
+from ..options import seconds
 from .base import refuse_hidden_hook
 
 if TYPE_CHECKING:

@@ -267,10 +267,10 @@ class TestOptions:
             call_command("work", *arguments)
 
     def test_the_object_is_as_before(self, name: str, other: OtherSession) -> None:
-        command = Work(lock_key=name)
+        command = Work(lock_key=name, lock_busy_exit_code=7)
         before = dict(vars(command))
         called(command, lock_busy_exit_code=3)
-        assert command.lock_busy_exit_code == 0
+        assert command.lock_busy_exit_code == 7
         assert before.keys() - vars(command).keys() == set()
         assert "handle" not in vars(command)
         assert "held_lock" not in vars(command)

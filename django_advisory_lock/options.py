@@ -1,0 +1,76 @@
+"""How a lock is taken: what its options mean, and which of PostgreSQL's two scopes it gets."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from django.db.transaction import TransactionManagementError
+
+from . import sessions
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from .keys import LockKey
+    from .sessions import HeldScope
+
+SCOPES = ("auto", "session", "transaction")
+
+
+def seconds(value: float | timedelta | None, name: str) -> float | None:
+    """Check a length of time and return it in seconds; None stands for no limit."""
+    if value is None:
+        return None
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise TypeError(f"{name} is a number of seconds, a timedelta or None, not {type(value).__name__}.")
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{name} is at least 0 and finite, not {value!r}. None waits for ever, 0 tries once.")
+    return float(number)
+
+
+class Options:
+    """How a lock is taken; nothing in it changes. A timeout of None waits for ever."""
+
+    __slots__ = ("poll_interval", "scope", "shared", "timeout", "tries_only")
+
+    def __init__(
+        self,
+        shared: bool,
+        scope: str,
+        timeout: float | timedelta | None = None,
+        poll_interval: float | timedelta | None = None,
+        tries_only: bool = False,
+    ) -> None:
+        if scope not in SCOPES:
+            raise ValueError(f"scope is one of {', '.join(map(repr, SCOPES))}, not {scope!r}.")
+        self.shared = bool(shared)
+        self.scope = scope
+        self.timeout = seconds(timeout, "timeout")
+        self.poll_interval = seconds(poll_interval, "poll_interval")
+        if self.poll_interval == 0:
+            raise ValueError("poll_interval is more than 0: the seconds between two tries.")
+        self.tries_only = tries_only
+
+
+def resolve_scope(key: LockKey, scope: str, connection: BaseDatabaseWrapper) -> HeldScope:
+    """Return the scope of a lock on an open connection, or refuse one that would not last as long as it should."""
+    if scope == "session":
+        return "session"
+    if sessions.in_transaction(connection):
+        return "transaction"
+    alias = connection.alias
+    if scope == "transaction":
+        raise TransactionManagementError(
+            f"scope='transaction' needs a transaction on {alias!r}: use it inside atomic(using={alias!r})."
+        )
+    other = sessions.other_alias_in_transaction(alias)
+    if other is not None:
+        raise TransactionManagementError(
+            f"The lock {key.name!r} on {alias!r} would be freed before the transaction on {other!r} commits. Name"
+            f" that alias (using={other!r}), take the lock outside the transaction, or say scope='session' if the lock"
+            f" has nothing to do with what is written there."
+        )
+    return "session"

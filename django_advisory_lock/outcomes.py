@@ -1,0 +1,82 @@
+"""What a failed attempt to take a lock is called, in the words of the errors of this library."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
+
+from .exceptions import LockDeadlock, LockNotAcquired, LockTableFull, LockTimeout, PoolerDetected
+from .inspection import describe_holders
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .inspection import KeyLock
+    from .keys import LockKey
+
+LOCK_NOT_AVAILABLE = "55P03"
+QUERY_CANCELED = "57014"
+DEADLOCK_DETECTED = "40P01"
+OUT_OF_MEMORY = "53200"
+IN_FAILED_TRANSACTION = "25P02"
+
+
+class Facts(TypedDict):
+    """What every error of an attempt knows."""
+
+    key: LockKey
+    using: str
+    waited: float
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """Return PostgreSQL's code of an error, which Django keeps as the cause of its own."""
+    return getattr(error.__cause__, "sqlstate", None)
+
+
+def timed_out(facts: Facts, timeout: float, locks: Iterable[KeyLock], *, shared: bool) -> LockTimeout:
+    """Return the error for a lock that was busy for as long as the caller would wait."""
+    key = facts["key"]
+    numbers = ", ".join(map(str, key.args))
+    busy = f"was not free within {timeout:g} s" if timeout else "is busy"
+    holders = describe_holders(locks, shared=shared)
+    return LockTimeout(f"The lock {key.name!r} ({numbers}) on {facts['using']!r} {busy}: {holders}.", **facts)
+
+
+def endless_wait(facts: Facts, where: str) -> LockDeadlock:
+    """Return the error for a wait that this process itself would keep from ending."""
+    lock = f"the lock {facts['key'].name!r} on {facts['using']!r}"
+    return LockDeadlock(f"Waiting for {lock} could never end: it is held {where}.", **facts)
+
+
+def named(facts: Facts, error: BaseException) -> LockNotAcquired | None:
+    """Return the error of this library for one of the database, or None where that stays as it is."""
+    code = sqlstate(error)
+    lock = f"The lock {facts['key'].name!r} on {facts['using']!r} was not acquired"
+    if code == DEADLOCK_DETECTED:
+        return LockDeadlock(f"{lock}: the server ended a deadlock of several waits.", **facts)
+    if code == QUERY_CANCELED:
+        return LockNotAcquired(f"{lock}: the wait was cancelled, or cut by statement_timeout.", **facts)
+    if code == OUT_OF_MEMORY and "max_locks_per_transaction" in _hint(error):
+        return LockTableFull(
+            f"{lock}: the server's lock table is full. Hold fewer locks at once, or raise max_locks_per_transaction;"
+            f" while the table is full, new connections fail too.",
+            **facts,
+        )
+    return None
+
+
+def pooler_detected(facts: Facts) -> PoolerDetected:
+    """Return the error for a statement that reached another server session than its connection was opened with."""
+    name, alias = facts["key"].name, facts["using"]
+    return PoolerDetected(
+        f"The connection {alias!r} goes through a connection pooler, where a session lock excludes nobody; nothing was"
+        f" taken. Take {name!r} inside atomic() on this alias, as a transaction lock; or let ADVISORY_LOCK_DATABASE or"
+        f" `using` name an alias that connects to the server directly; or list {alias!r} in"
+        f" ADVISORY_LOCK_SESSION_POOLER if its pooler keeps one server session for each client.",
+        **facts,
+    )
+
+
+def _hint(error: BaseException) -> str:
+    diag = getattr(error.__cause__, "diag", None)
+    return getattr(diag, "message_hint", None) or ""

@@ -1,0 +1,115 @@
+"""KeyboardInterrupt at every line of the library while a lock is taken, held and released."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+import django_advisory_lock
+from django_advisory_lock import advisory_lock, lock_key, try_advisory_lock
+from django_advisory_lock.locks import _Lock
+from django_advisory_lock.owners import current_owner
+from tests.support import OtherSession
+
+PACKAGE = str(Path(django_advisory_lock.__file__).parent)
+
+
+def interrupt_at(point: int, function: Callable[[], None]) -> tuple[str, int] | None:
+    """Run a function and raise at its n-th line within the library; return the place, or None where it ended before."""
+    seen = 0
+    place = None
+
+    def in_frame(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal seen, place
+        if event == "line":
+            seen += 1
+            if seen == point:
+                place = (frame.f_code.co_qualname if sys.version_info >= (3, 11) else "", frame.f_lineno)
+                raise KeyboardInterrupt
+        return in_frame
+
+    def in_library(frame: FrameType, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        return in_frame if code.co_filename.startswith(PACKAGE) and code.co_name != "__del__" else None
+
+    before = sys.gettrace()
+    sys.settrace(in_library)
+    try:
+        function()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return place
+
+
+def waits(name: str) -> None:
+    with advisory_lock(name):
+        pass
+
+
+def waits_with_timeout(name: str) -> None:
+    with advisory_lock(name, timeout=5):
+        pass
+
+
+def tries(name: str) -> None:
+    with try_advisory_lock(name) as lock:
+        assert lock
+
+
+def nests(name: str) -> None:
+    with advisory_lock(name), advisory_lock(name):
+        pass
+
+
+def by_hand(name: str) -> None:
+    advisory_lock(name).acquire().release()
+
+
+def decorated(name: str) -> None:
+    advisory_lock(name)(lambda: None)()
+
+
+def session_scope_in_a_transaction(name: str) -> None:
+    with transaction.atomic(), advisory_lock(name, scope="session"):
+        pass
+
+
+def transaction_lock(name: str) -> None:
+    with transaction.atomic(), advisory_lock(name):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize(
+    "function",
+    [waits, waits_with_timeout, tries, nests, by_hand, decorated, session_scope_in_a_transaction, transaction_lock],
+)
+def test_at_every_line(function: Callable[[str], None], name: str, other: OtherSession) -> None:
+    """Case 67: free at once; or, where the handle was the caller's to release, with the next lock operation."""
+    key = lock_key(name)
+    function(name)
+    first_line_of_exit = _Lock.__exit__.__code__.co_firstlineno
+    for point in range(1, 1000):
+        place = interrupt_at(point, lambda: function(name))
+        if place is None:
+            assert point > 100
+            return
+        if other.is_free(key):
+            continue
+        if place[0] in {"_Lock.__exit__", ""} and current_owner().entered:
+            # Python can be interrupted before the first line of any __exit__: the block was never told that it ended.
+            assert place[1] - first_line_of_exit < 5
+            current_owner().entered.clear()
+        gc.collect()
+        with advisory_lock(name, "next"):
+            assert other.is_free(key), place
+    pytest.fail("never ran to its end")
