@@ -10,14 +10,16 @@ only.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable
 
 import django
+from django.conf import settings
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+from testproject.embedded_postgres import database_settings
+
+settings.configure(DATABASES={"default": database_settings()})
 django.setup()
 
 from django.db import connection, transaction  # noqa: E402
@@ -48,6 +50,14 @@ def bare_transaction() -> None:
         cursor.fetchone()
 
 
+LOCK = advisory_lock(NAME)
+
+
+def reused() -> None:
+    with LOCK:
+        pass
+
+
 def wait() -> None:
     with advisory_lock(NAME):
         pass
@@ -74,10 +84,11 @@ def in_transaction() -> None:
 
 
 COMPARISONS: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
+    "a lock made once": (reused, bare),
+    "@advisory_lock(…)": (decorated, bare),
     "advisory_lock(…)": (wait, bare),
     "advisory_lock(…, timeout=5)": (wait_with_timeout, bare),
     "try_advisory_lock(…)": (attempt, bare),
-    "@advisory_lock(…)": (decorated, bare),
     "advisory_lock(…) in atomic()": (in_transaction, bare_transaction),
 }
 

@@ -170,6 +170,9 @@ class KeySource:
 
 def read_parts(parts: tuple[object, ...]) -> LockKey | KeySource:
     """Check what `lock_key` takes, without a look at the settings, so that this may run while modules are imported."""
+    if len(parts) == 1 and type(parts[0]) is str:  # the usual case, and short
+        text = _text(parts[0])
+        return KeySource(text, text)
     plain = tuple(map(_unwrap, parts))
     if len(plain) == 1 and isinstance(plain[0], tuple):
         plain = tuple(map(_unwrap, plain[0]))

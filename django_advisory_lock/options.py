@@ -34,7 +34,7 @@ def seconds(value: float | timedelta | None, name: str) -> float | None:
 class Options:
     """How a lock is taken; nothing in it changes. A timeout of None waits for ever."""
 
-    __slots__ = ("poll_interval", "scope", "shared", "timeout", "tries_only")
+    __slots__ = ("poll_interval", "scope", "shared", "timeout", "tries_only", "waits_at_once")
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class Options:
         if self.poll_interval == 0:
             raise ValueError("poll_interval is more than 0: the seconds between two tries.")
         self.tries_only = tries_only
+        self.waits_at_once = timeout is None and poll_interval is None and not tries_only
 
 
 def resolve_scope(key: LockKey, scope: str, connection: BaseDatabaseWrapper) -> HeldScope:
@@ -69,8 +70,8 @@ def resolve_scope(key: LockKey, scope: str, connection: BaseDatabaseWrapper) -> 
     other = sessions.other_alias_in_transaction(alias)
     if other is not None:
         raise TransactionManagementError(
-            f"The lock {key.name!r} on {alias!r} would be freed before the transaction on {other!r} commits. Name"
-            f" that alias (using={other!r}), take the lock outside the transaction, or say scope='session' if the lock"
-            f" has nothing to do with what is written there."
+            f"The lock {key.name!r} on {alias!r} would be freed before the transaction on {other!r} commits. Name that"
+            f" alias (using={other!r}), take the lock outside the transaction, or say scope='session' if the lock has"
+            f" nothing to do with what is written there."
         )
     return "session"

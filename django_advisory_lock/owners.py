@@ -50,14 +50,10 @@ _task: contextvars.ContextVar[Owner] = contextvars.ContextVar("django_advisory_l
 
 def current_owner() -> Owner:
     """Return the owner that the calling code acts for."""
-    return _task_owner() if _under_sync_to_async() else _thread.owner
-
-
-def _under_sync_to_async() -> bool:
-    # Tasks share the thread there, so the thread says nothing. asgiref leaves the loop noted on its threads, and in a
-    # main thread it outlives `async_to_sync`: hence the second question.
+    # Under sync_to_async tasks share the thread, so the thread says nothing. asgiref notes the loop on its threads, and
+    # in a main thread the note outlives async_to_sync(): hence the second question.
     loop = getattr(SyncToAsync.threadlocal, "main_event_loop", None)
-    return loop is not None and loop.is_running()
+    return _thread.owner if loop is None or not loop.is_running() else _task_owner()
 
 
 def _task_owner() -> Owner:

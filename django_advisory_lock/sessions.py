@@ -88,6 +88,7 @@ class Session:
         self.savepoints: list[object] = []
         self._pinning: set[Hold] = set()
         self._close_at: float | None = None
+        self._is_pooled = getattr(raw, "_pool", None) is not None
         self._expire_at: float | None = None
 
     # What is held
@@ -111,7 +112,8 @@ class Session:
             self._holds.pop(hold.key.args, None)
         if hold.scope == "session":
             self.unpin(hold)
-            self._unmark()
+            if self._is_pooled:
+                self._unmark()
         owner = hold.owner()
         if owner is not None:
             owner.holds.discard(hold)
@@ -167,9 +169,14 @@ class Session:
 
         In a failed transaction that has to wait; a session that cannot be asked for another reason is closed.
         """
+        if self.abandoned or self._doubts:
+            with self.mutex:
+                self._settle(connection)
+
+    def _settle(self, connection: BaseDatabaseWrapper) -> None:
         while self.abandoned:
             self.disown(self.abandoned.popleft())
-        raw = self.raw() if self._doubts else None
+        raw = self.raw()
         if raw is None or raw.closed or is_failed(raw):
             return
         try:
@@ -199,7 +206,8 @@ class Session:
         if not self._pinning:
             self._close_at, connection.close_at = connection.close_at, None
         self._pinning.add(hold)
-        self.mark_for_discard(raw)
+        if self._is_pooled:
+            self.mark_for_discard(raw)
 
     def unpin(self, hold: Hold) -> None:
         """Let Django recycle the connection again once no session lock is left. Safe in a finaliser."""
@@ -211,7 +219,7 @@ class Session:
     def mark_for_discard(self, raw: RawConnection) -> None:
         """See to it that a pool closes the connection when it is given back, before anybody can borrow it."""
         # psycopg_pool 3.1 to 3.3: putconn() closes a connection that has expired.
-        if self._expire_at is None and getattr(raw, "_pool", None) is not None:
+        if self._is_pooled and self._expire_at is None:
             self._expire_at, raw._expire_at = raw._expire_at, 0.0
 
     def _unmark(self) -> None:

@@ -7,16 +7,6 @@ https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
-
-
-class Flavour(NamedTuple):
-    """What selects one of PostgreSQL's advisory lock functions, beside the verb."""
-
-    arity: int
-    shared: bool
-    transaction: bool
-
 
 # Without the casts a number out of range is UndefinedFunction. CAST, not "::", which binds closer than the minus sign
 # that client-side binding puts before a negative number.
@@ -41,61 +31,60 @@ l.locktype = 'advisory'
 MODES = {False: "ExclusiveLock", True: "ShareLock"}
 
 
-def _call(verb: str, flavour: Flavour) -> str:
-    level = "_xact_lock" if flavour.transaction else "_lock"
-    return f"pg_{verb}advisory{level}{'_shared' if flavour.shared else ''}({_ARGUMENTS[flavour.arity]})"
-
-
-def _columns(in_transaction: bool) -> str:
-    return _TRANSACTION_COLUMNS if in_transaction else ""
+def _call(verb: str, arity: int, shared: bool, for_transaction: bool) -> str:
+    level = "_xact_lock" if for_transaction else "_lock"
+    return f"pg_{verb}advisory{level}{'_shared' if shared else ''}({_ARGUMENTS[arity]})"
 
 
 @cache
-def try_lock(flavour: Flavour, in_transaction: bool) -> str:
-    """Take the lock if it is free. Parameters: guard, key. Row: pid, taken (NULL: misrouted, nothing taken), …"""
-    return (
-        f"SELECT pg_backend_pid(), CASE WHEN {_MISROUTED} THEN NULL ELSE {_call('try_', flavour)} END"
-        f"{_columns(in_transaction)}"
-    )
+def try_lock(arity: int, shared: bool, for_transaction: bool, in_transaction: bool) -> str:
+    """Take the lock if it is free. Parameters: guard, key. Row: pid, taken (NULL: misrouted, nothing taken), …
 
-
-@cache
-def try_lock_unless_held(flavour: Flavour) -> str:
-    """Take the lock if it is free, unless this session holds the key already. Parameters: guard, key, key's row.
-
-    Row: as `try_lock` in a transaction, and a last column: whether the session held the key, so that nothing was tried.
+    In a transaction the row ends with the transaction's isolation level and its start.
     """
+    call = _call("try_", arity, shared, for_transaction)
+    more = _TRANSACTION_COLUMNS if in_transaction else ""
+    return f"SELECT pg_backend_pid(), CASE WHEN {_MISROUTED} THEN NULL ELSE {call} END{more}"
+
+
+@cache
+def try_lock_unless_held(arity: int, shared: bool, for_transaction: bool, in_transaction: bool) -> str:
+    """Take the lock if it is free, unless this session holds the key already. Parameters: guard, key, the key's row.
+
+    Row: as `try_lock`, and a last column: whether the session held the key, so that nothing was tried.
+    """
+    call = _call("try_", arity, shared, for_transaction)
+    more = _TRANSACTION_COLUMNS if in_transaction else ""
     # OFFSET 0 keeps the planner from pulling the look down to where it would see the lock just taken.
     return (
-        f"SELECT pg_backend_pid(), CASE WHEN {_MISROUTED} THEN NULL WHEN note.held THEN false"
-        f" ELSE {_call('try_', flavour)} END{_TRANSACTION_COLUMNS}, note.held"
-        f" FROM (SELECT EXISTS (SELECT FROM pg_locks l WHERE l.granted AND l.pid = pg_backend_pid() AND {_KEY_ROWS})"
-        f" AS held OFFSET 0) AS note"
+        f"SELECT pg_backend_pid(), CASE WHEN {_MISROUTED} THEN NULL WHEN note.held THEN false ELSE {call} END{more},"
+        f" note.held FROM (SELECT EXISTS (SELECT FROM pg_locks l WHERE l.granted AND l.pid = pg_backend_pid()"
+        f" AND {_KEY_ROWS}) AS held OFFSET 0) AS note"
     )
 
 
 @cache
-def wait_lock(flavour: Flavour, in_transaction: bool) -> str:
+def wait_lock(arity: int, shared: bool, for_transaction: bool, in_transaction: bool) -> str:
     """Wait for the lock in the server's queue. Parameters and row as `try_lock`."""
-    return (
-        f"SELECT pg_backend_pid(), CASE WHEN {_MISROUTED} THEN NULL ELSE {_call('', flavour)} IS NOT NULL END"
-        f"{_columns(in_transaction)}"
-    )
+    call = _call("", arity, shared, for_transaction)
+    more = _TRANSACTION_COLUMNS if in_transaction else ""
+    return f"SELECT pg_backend_pid(), CASE WHEN {_MISROUTED} THEN NULL ELSE {call} IS NOT NULL END{more}"
 
 
 @cache
-def wait_lock_for(flavour: Flavour, in_transaction: bool) -> str:
+def wait_lock_for(arity: int, shared: bool, for_transaction: bool, in_transaction: bool) -> str:
     """Wait for the lock with a `lock_timeout` of its own. Parameters: guard, milliseconds as text, key.
 
     Row: as `wait_lock`; no row at all: misrouted, nothing taken. The session's own `lock_timeout` is read before
     (OFFSET 0 keeps that first) and given back after the wait; on an error the server itself undoes the setting.
     """
+    call = _call("", arity, shared, for_transaction)
+    more = _TRANSACTION_COLUMNS if in_transaction else ""
     return (
-        f"SELECT pg_backend_pid(), set_config('lock_timeout', own.lock_timeout, true) IS NOT NULL"
-        f"{_columns(in_transaction)}"
+        f"SELECT pg_backend_pid(), set_config('lock_timeout', own.lock_timeout, true) IS NOT NULL{more}"
         f" FROM (SELECT current_setting('lock_timeout') AS lock_timeout OFFSET 0) AS own"
         f" WHERE CASE WHEN {_MISROUTED} THEN false"
-        f" WHEN set_config('lock_timeout', %s, true) IS NOT NULL THEN {_call('', flavour)} IS NOT NULL END"
+        f" WHEN set_config('lock_timeout', %s, true) IS NOT NULL THEN {call} IS NOT NULL END"
     )
 
 

@@ -65,7 +65,6 @@ class _Take:
         self.scope = resolve_scope(key, options.scope, connection)
         self.session = sessions.attach(connection)
         self.in_transaction = sessions.in_server_transaction(connection)
-        self.flavour = sql.Flavour(len(key.args), options.shared, self.scope == "transaction")
         self.hold: Hold | None = None
 
     def run(self) -> None:
@@ -88,8 +87,7 @@ class _Take:
 
     def _take(self) -> None:
         options = self.options
-        waits_at_once = options.timeout is None and options.poll_interval is None and not options.tries_only
-        if waits_at_once and not self.in_transaction:
+        if options.waits_at_once and not self.in_transaction:
             self._wait()
         elif self._try() or options.tries_only:
             return
@@ -106,7 +104,7 @@ class _Take:
             held = False
             uncertain = self.session.uncertain(self.key)
             if uncertain:
-                row = self._send(sql.try_lock_unless_held(self.flavour), *self.key.args, *self.key.pg_locks)
+                row = self._send(sql.try_lock_unless_held, *self.key.args, *self.key.pg_locks)
                 held = bool(row and row[-1])
                 for hold in uncertain:
                     if held:
@@ -120,15 +118,14 @@ class _Take:
             # A session that holds the key exclusively is granted the shared lock too, but before PostgreSQL 18 its try
             # fails while somebody waits; its wait cannot wait.
             nested = self.options.shared and self.session.covers(self.key)
-            statement = (sql.wait_lock if nested else sql.try_lock)(self.flavour, self.in_transaction)
-            return self._granted(self._send(statement, *self.key.args))
+            return self._granted(self._send(sql.wait_lock if nested else sql.try_lock, *self.key.args))
 
     def _wait(self) -> None:
         """Wait with nothing around it, so that a busy lock costs what bare SQL costs."""
         with self.session.mutex:
             self._refuse_endless_wait()
             try:
-                self._granted(self._send(sql.wait_lock(self.flavour, False), *self.key.args))
+                self._granted(self._send(sql.wait_lock, *self.key.args))
             except OperationalError as error:
                 if sqlstate(error) != LOCK_NOT_AVAILABLE:
                     raise
@@ -145,8 +142,7 @@ class _Take:
             self._refuse_endless_wait()
             try:
                 with self._savepoint():
-                    statement = sql.wait_lock_for(self.flavour, self.in_transaction)
-                    row = self._send(statement, str(timeout), *self.key.args)
+                    row = self._send(sql.wait_lock_for, str(timeout), *self.key.args)
             except OperationalError as error:
                 if sqlstate(error) != LOCK_NOT_AVAILABLE or remaining is None:
                     raise
@@ -168,11 +164,13 @@ class _Take:
 
     # What the server says
 
-    def _send(self, statement: str, *params: object) -> Sequence[Any]:
+    def _send(self, statement: Callable[[int, bool, bool, bool], str], *params: object) -> Sequence[Any]:
         """Send a taking statement, guarded: it has to reach the session that the connection was opened with."""
         # A transaction lock needs no guard: in every pool mode a transaction has one server session.
-        guard = None if self.scope == "transaction" else self.session.guard
-        self.cursor.execute(statement, (guard, *params))
+        for_transaction = self.scope == "transaction"
+        guard = None if for_transaction else self.session.guard
+        text = statement(len(self.key.args), self.options.shared, for_transaction, self.in_transaction)
+        self.cursor.execute(text, (guard, *params))
         row: Sequence[Any] | None = self.cursor.fetchone()
         if row is not None and row[1] is not None:
             return row

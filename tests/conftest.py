@@ -17,7 +17,7 @@ from tests.support import OtherSession, parameters
 def django_db_setup(
     django_test_environment: None, django_db_modify_db_settings: None, django_db_blocker: DjangoDbBlocker
 ) -> Iterator[None]:
-    """Make all databases: tests of locks reach them without pytest-django's mark, so without a transaction or a flush."""
+    """Make all databases. Tests of locks reach them without a mark, so without a transaction or a flush around them."""
     with django_db_blocker.unblock():
         config = setup_databases(verbosity=0, interactive=False, serialized_aliases=[])
         yield

@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from tests.support import OtherSession
 PACKAGE = str(Path(django_advisory_lock.__file__).parent)
 
 
-def interrupt_at(point: int, function: Callable[[], None]) -> tuple[str, int] | None:
+def interrupt_at(point: int, function: Callable[[], None]) -> tuple[CodeType, int] | None:
     """Run a function and raise at its n-th line within the library; return the place, or None where it ended before."""
     seen = 0
     place = None
@@ -31,7 +31,7 @@ def interrupt_at(point: int, function: Callable[[], None]) -> tuple[str, int] | 
         if event == "line":
             seen += 1
             if seen == point:
-                place = (frame.f_code.co_qualname if sys.version_info >= (3, 11) else "", frame.f_lineno)
+                place = (frame.f_code, frame.f_lineno)
                 raise KeyboardInterrupt
         return in_frame
 
@@ -97,7 +97,7 @@ def test_at_every_line(function: Callable[[str], None], name: str, other: OtherS
     """Case 67: free at once; or, where the handle was the caller's to release, with the next lock operation."""
     key = lock_key(name)
     function(name)
-    first_line_of_exit = _Lock.__exit__.__code__.co_firstlineno
+    exit_of_block = _Lock.__exit__.__code__
     for point in range(1, 1000):
         place = interrupt_at(point, lambda: function(name))
         if place is None:
@@ -105,9 +105,10 @@ def test_at_every_line(function: Callable[[str], None], name: str, other: OtherS
             return
         if other.is_free(key):
             continue
-        if place[0] in {"_Lock.__exit__", ""} and current_owner().entered:
+        if current_owner().entered:
             # Python can be interrupted before the first line of any __exit__: the block was never told that it ended.
-            assert place[1] - first_line_of_exit < 5
+            assert place[0] is exit_of_block
+            assert place[1] - exit_of_block.co_firstlineno < 5
             current_owner().entered.clear()
         gc.collect()
         with advisory_lock(name, "next"):

@@ -10,6 +10,7 @@ import uuid
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -138,7 +139,7 @@ class TestLockKey:
     def test_frozen(self):
         key = lock_key(1)
         with pytest.raises(AttributeError):
-            key.args = (2,)
+            key.args = (2,)  # type: ignore[misc]
         with pytest.raises(AttributeError):
             del key.name
 
@@ -223,7 +224,7 @@ class TestTextKeys:
     def test_case_49_distinct_parts_give_distinct_keys_in_range(self):
         pick = random.Random(4)
         alphabet = ["a", "b", ":", "|", "\x00", "\x1c", "\x20", "é", "e\u0301", "\U0001f512", "1", "-"]
-        seen = {}
+        seen: dict[object, object] = {}
         for _ in range(3000):
             parts = tuple("".join(pick.choices(alphabet, k=pick.randint(1, 4))) for _ in range(pick.randint(1, 3)))
             (number,) = lock_key(*parts).args
@@ -324,13 +325,13 @@ class TestTextKeys:
         assert lock_key((LockKey.pair(1, 2),)) == LockKey.pair(1, 2)
         assert lock_key((Account(pk=1),)) == model_key(Account, pk=1)
         with pytest.raises(TypeError, match="tuple cannot"):
-            lock_key((("report", 42),))
+            lock_key((("report", 42),))  # type: ignore[arg-type]
 
     def test_enum_members_count_as_their_value(self):
         assert lock_key(Job.SYNC) == lock_key(7)
         assert lock_key("job", Job.SYNC) == lock_key("job", 7)
         assert lock_key("job", Kind.MONTHLY) == lock_key("job", "monthly") == lock_key("job", Odd.OTHER)
-        assert lock_key("job", Color.RED) == lock_key("job", "red")
+        assert lock_key("job", Color.RED) == lock_key("job", "red")  # type: ignore[arg-type]
         assert lock_key("job", Odd.NUMBER) == lock_key("job", 12)
         assert lock_key("job", Odd.DAY) == lock_key("job", "2026-09-01")
         assert lock_key(Odd.PARTS) == lock_key("report", 42)
@@ -499,13 +500,14 @@ class TestModelKeys:
 
         with isolate_apps("tests.testapp"):
             swapped = type("OldUser", (models.Model,), {"Meta": Meta, "__module__": __name__})
-        assert swapped._meta.swapped
+        assert swapped._meta.swapped  # type: ignore[attr-defined]
         assert model_key(swapped, pk=1).name == "testapp.olduser:1"
         assert model_key(User(pk=1)).name == "auth.user:1"
 
     def test_case_55_lazy_objects_such_as_request_user(self):
-        assert model_key(SimpleLazyObject(lambda: User(pk=1))) == model_key(User, pk=1)
-        assert lock_key(SimpleLazyObject(lambda: User(pk=1))) == model_key(User, pk=1)
+        lazy: Any = SimpleLazyObject(lambda: User(pk=1))
+        assert model_key(lazy) == model_key(User, pk=1)
+        assert lock_key(lazy) == model_key(User, pk=1)
 
     def test_case_56_uuids_in_any_spelling(self):
         spellings = [UUID_1, str(UUID_1), str(UUID_1).upper(), UUID_1.hex, f"{{{UUID_1}}}", UUID_1.urn, UUID_1.int]
@@ -674,7 +676,7 @@ class TestOtherProcesses:
     def run(self, code, **variables):
         environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
         root = str(Path(__file__).parent.parent)
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: PLW1510
             [sys.executable, "-W", "error", "-c", code],
             env={**environment, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)]), **variables},
             cwd=root,

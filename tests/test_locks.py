@@ -308,7 +308,13 @@ class TestDecorators:
         def in_threads(function: Callable[[], None]) -> int:
             most.clear()
             barrier = threading.Barrier(6)
-            threads = [Thread(lambda: (barrier.wait(10), [function() for _ in range(10)])) for _ in range(6)]
+
+            def run() -> None:
+                barrier.wait(10)
+                for _ in range(10):
+                    function()
+
+            threads = [Thread(run) for _ in range(6)]
             for thread in threads:
                 thread.result()
             return max(most)
@@ -348,8 +354,8 @@ class TestDecorators:
             "classmethod": classmethod(lambda cls: None),
             "staticmethod": staticmethod(lambda: None),
         }[kind]
-        with pytest.raises(TypeError, match=kind.split()[-1]):
-            make("x")(function)
+        with pytest.raises(TypeError, match=kind.rsplit(maxsplit=1)[-1]):
+            make("x")(function)  # type: ignore[arg-type]
 
     def test_a_task_object_is_refused(self) -> None:
         class Task:
@@ -364,9 +370,9 @@ class TestDecorators:
         def work() -> None: ...
 
         with pytest.raises(TypeError, match="bare @advisory_lock"):
-            advisory_lock(work)()
+            advisory_lock(work)()  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="decorates functions"):
-            advisory_lock(work)(1)  # type: ignore[arg-type]
+            advisory_lock(lambda: "x")(1)  # type: ignore[arg-type]
 
     def test_a_function_as_key_is_no_key_in_a_block(self) -> None:
         for attempt in (lambda: advisory_lock(lambda: "x").__enter__(), try_advisory_lock(lambda: "x").acquire):
@@ -419,7 +425,7 @@ class TestScope:
             threads = [Thread(lambda: add(15, scope)) for _ in range(4)]
             for thread in threads:
                 thread.result()
-            return Account.objects.get(pk=account.pk).balance
+            return int(Account.objects.get(pk=account.pk).balance)
 
         try:
             assert balance_after("auto") == 60
@@ -602,7 +608,7 @@ class TestBadInput:
 
     @both
     def test_an_unknown_alias(self, make: MakeLock, other: OtherSession) -> None:
-        with pytest.raises(ConnectionDoesNotExist, match="default, .*sqlite"):
+        with pytest.raises(ConnectionDoesNotExist, match=r"default, .*sqlite"):
             make("x", using="nowhere").acquire()
 
     @both

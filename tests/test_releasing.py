@@ -359,6 +359,7 @@ class TestSavepoints:
     def test_a_block_whose_savepoint_was_rolled_back_inside_it(self, name: str, other: OtherSession) -> None:
         with pytest.raises(LockLost, match="inside the block"), transaction.atomic():
             sid = connection.savepoint()
+            assert sid is not None
             with advisory_lock(name) as lock:
                 connection.savepoint_rollback(sid)
         assert lock.lost.is_set()

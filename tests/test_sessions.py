@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -113,7 +114,7 @@ class TestPool:
             with advisory_lock(name, number, using="pooled"):
                 return backend_pid("pooled")
 
-        threads = [Thread(lambda n=number: work(n)) for number in range(4)]
+        threads = [Thread(partial(work, number)) for number in range(4)]
         for thread in threads:
             assert thread.result()
 
@@ -360,9 +361,9 @@ class TestInsideTestCase(TestCase):
     def test_a_wait_that_fails_leaves_the_transaction_usable(self) -> None:
         other = OtherSession()
         other.take(lock_key("test-in-testcase"))
-        for options in ({"timeout": 0.01}, {"timeout": 0.01, "poll_interval": 0.005}):
+        for poll_interval in (None, 0.005):
             with pytest.raises(LockTimeout):
-                advisory_lock("test-in-testcase", **options).acquire()
+                advisory_lock("test-in-testcase", timeout=0.01, poll_interval=poll_interval).acquire()
             assert backend_pid()
         other.close()
 
@@ -493,7 +494,7 @@ def test_a_lock_in_each_of_many_threads(name: str, other: OtherSession) -> None:
             barrier.wait(10)
             return backend_pid()
 
-    threads = [Thread(lambda n=n: work(n)) for n in range(8)]
+    threads = [Thread(partial(work, number)) for number in range(8)]
     pids = {thread.result() for thread in threads}
     assert len(pids) == 8
     wait_until(lambda: other.one("SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s)", [list(pids)]) == 0)

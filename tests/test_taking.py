@@ -347,11 +347,8 @@ class TestDeadlocks:
         assert other.drop(key, shared=True)
 
     def test_a_wait_for_oneself_on_a_session_that_was_swapped(self, name: str, other: OtherSession) -> None:
-        old = (
-            connection.connection
-            if connection.connection
-            else (connection.ensure_connection(), connection.connection)[1]
-        )
+        connection.ensure_connection()
+        old = connection.connection
         lock = advisory_lock(name).acquire()
         connection.connection = None  # still open, but no longer Django's
         try:
@@ -389,7 +386,8 @@ class TestLateGrants:
                 counts["busy"] += 1
                 with connection.cursor() as cursor:
                     cursor.execute(
-                        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
+                        "SELECT count(*) FROM pg_locks"
+                        " WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
                     )
                     assert cursor.fetchone()[0] == 0, "reported as busy, and kept"
 
@@ -412,7 +410,7 @@ class TestLateGrants:
     def test_a_timeout_beside_the_grant_keeps_the_lock(
         self, timeout: float | None, name: str, other: OtherSession
     ) -> None:
-        """The same made certain: the error comes from a statement that had the lock, by our timeout or the session's own."""
+        """The same made certain: the error, by our timeout or the session's own, comes when the lock is there."""
         key = lock_key(name)
         other.take(key)
 
@@ -496,7 +494,7 @@ class TestLateGrants:
         other.take(key)
         process = spawn(
             f"from django_advisory_lock import *\nprint('go', flush=True)\nadvisory_lock('{name}'{arguments}).acquire()",
-            # A server notices at once that a client is gone only where it looks: SIGTERM ends Python without a word.
+            # A server notices only where it looks that a client is gone: SIGTERM ends Python without a word.
             PGOPTIONS="-c client_connection_check_interval=100ms",
         )
         assert process.stdout is not None
@@ -598,7 +596,7 @@ class TestLateGrants:
 
 
 class TestPooler:
-    """A statement that reaches another server session than the connection was opened with: made here by the guard's pid."""
+    """A statement that reaches another server session than its connection's own: made here by the guard's pid."""
 
     @pytest.fixture
     def misrouted(self, other: OtherSession) -> Iterator[None]:

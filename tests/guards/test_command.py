@@ -224,15 +224,10 @@ class TestOptions:
         other.take(key)
         process = spawn(
             f"from django.core.management import call_command\ncall_command('work', key={name!r}, lock_timeout=None)",
+            PGAPPNAME=name,
         )
-        wait_until(
-            lambda: (
-                other.one(
-                    "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%%pg_try_advisory%%' AND pid <> pg_backend_pid()"
-                )
-                > 0
-            )
-        )
+        tried = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s AND query LIKE '%%pg_try_%%'"
+        wait_until(lambda: other.one(tried, [name]), "it has tried")
         other.drop(key)
         assert "working" in process.communicate(timeout=LIMIT)[0]
 
@@ -366,7 +361,7 @@ class TestRefusals:
         with pytest.raises(TypeError, match="Name AdvisoryLockCommandMixin first"):
             type("Wrong", (Legacy, AdvisoryLockCommandMixin), {})
 
-        class Right(AdvisoryLockCommandMixin, Legacy):
+        class Right(AdvisoryLockCommandMixin, Legacy):  # type: ignore[misc]
             """Locked first."""
 
         class Child(Right):
