@@ -493,8 +493,9 @@ class TestLateGrants:
         key = lock_key(name)
         other.take(key)
         process = spawn(
-            f"from django_advisory_lock import *\nprint('go', flush=True)\nadvisory_lock('{name}'{arguments}).acquire()",
-            # A server notices only where it looks that a client is gone: SIGTERM ends Python without a word.
+            "from django_advisory_lock import advisory_lock\n"
+            f"print('go', flush=True)\nadvisory_lock('{name}'{arguments}).acquire()",
+            # A server learns only where it looks that a client is gone: SIGTERM ends Python without a word.
             PGOPTIONS="-c client_connection_check_interval=100ms",
         )
         assert process.stdout is not None

@@ -63,6 +63,10 @@ class AdvisoryLockCommandMixin(BaseCommand):
         """Return the key of this run; `args` and `options` are those of `handle()`."""
         return ("command", type(self).__module__) if self.lock_key is None else self.lock_key
 
+    def get_lock_using(self, *args: Any, **options: Any) -> str | None:
+        """Return the alias to lock on, by default `lock_using`; a command may take it from its options."""
+        return self.lock_using
+
     def handle_lock_busy(self, error: LockTimeout, *args: Any, **options: Any) -> str | None:
         """Called instead of `handle()` where the lock is busy, and returns what `handle()` would."""
         if self.lock_busy_exit_code:
@@ -111,7 +115,7 @@ class AdvisoryLockCommandMixin(BaseCommand):
             with contextlib.ExitStack() as stack:
                 lock = advisory_lock(
                     self.get_lock_key(*args, **options),
-                    using=self.lock_using,
+                    using=self.get_lock_using(*args, **options),
                     timeout=timeout,
                     shared=self.lock_shared,
                     poll_interval=POLL_INTERVAL,

@@ -119,6 +119,20 @@ class TestRuns:
             Work(lock_key=name).execute(lock_busy_exit_code=3, **options)
         assert Work(lock_key=name).execute(no_lock=True, **options) == "ran"
 
+    def test_an_alias_from_the_options(self, name: str, other: OtherSession) -> None:
+        class Somewhere(Work):
+            lock_key = name
+
+            def add_arguments(self, parser: Any) -> None:
+                parser.add_argument("--database")
+
+            def get_lock_using(self, *args: Any, **options: Any) -> str:
+                return str(options["database"])
+
+        other.take(lock_key(name))
+        assert called(Somewhere(), database="other") == "ran\n"
+        assert called(Somewhere(), database="same").startswith("Skipped")
+
     def test_shared(self, name: str, other: OtherSession) -> None:
         other.take(lock_key(name), shared=True)
         assert called(Work(lock_key=name, lock_shared=True)) == "ran\n"
