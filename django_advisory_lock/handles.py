@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from django.db import connections
 
-from . import conf, releasing
+from . import conf, releasing, transactions
 from .exceptions import AdvisoryLockError, LockLost
 from .notices import logger, warn_caller
 from .owners import current_owner
@@ -46,11 +46,11 @@ class LockHandle:
         self._options = options
         self._acquired = False
         self._was_asked = False
-        self._savepoint: releasing.BodySavepoint | None = None
-        self._lost: threading.Event | None = None
+        self._savepoint: transactions.BodySavepoint | None = None
 
     def __repr__(self) -> str:
-        outcome = "acquired" if self._acquired else "not acquired"
+        is_over = self._hold is not None and not self._hold.noted
+        outcome = "not acquired" if not self._acquired else "over" if is_over else "acquired"
         return f"<{type(self).__name__} {self.key.name!r} on {self.using!r}: {outcome}>"
 
     def __bool__(self) -> bool:
@@ -70,9 +70,9 @@ class LockHandle:
     @property
     def lost(self) -> threading.Event:
         """An event that is set once the loss of the lock is known."""
-        if self._lost is None:
-            self._lost = threading.Event()
-        return self._lost
+        # One step, so that two threads that ask at once get the same event.
+        event: threading.Event = self.__dict__.setdefault("_lost", threading.Event())
+        return event
 
     def is_held(self) -> bool:
         """Ask the server whether the lock is held now, with one query on `pg_locks`.
@@ -81,10 +81,11 @@ class LockHandle:
         server answers nothing: a session lock counts as held while its session is open, a transaction lock does not.
         See https://www.postgresql.org/docs/current/view-pg-locks.html.
         """
+        self._was_asked = True
         hold = self._hold
         if hold is None or releasing.is_held(hold):
             return hold is not None
-        if hold.noted and not releasing.is_inherited(hold):
+        if hold.noted and hold.scope == "session" and not releasing.is_inherited(hold):
             self.lost.set()
         return False
 
@@ -102,17 +103,8 @@ class LockHandle:
         failed transaction nothing can be sent: that is logged, and the next lock operation on the session frees the
         lock. See https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-LOCKS.
         """
-        hold = self._hold
-        if hold is None or hold.scope == "transaction" or not hold.noted or releasing.is_inherited(hold):
-            return
-        if hold.owner() is not current_owner():
-            raise AdvisoryLockError(
-                f"The lock {self.key.name!r} on {self.using!r} belongs to another thread or task, and stays. Release it"
-                f" where it was acquired.",
-                key=self.key,
-                using=self.using,
-            )
-        self._finish(raised=False)
+        if self._hold is not None and self._hold.scope == "session":
+            self._finish(raised=False)
 
     def __del__(self) -> None:
         """Note a session lock that nobody can release any more. Runs in any thread, so nothing is sent from here."""
@@ -132,14 +124,14 @@ class LockHandle:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self.leave(exc)
-        except (KeyboardInterrupt, SystemExit):
-            self.give_up()
+            self._leave(exc)
+        except BaseException:
+            self._give_up()
             raise
 
     # The life of an attempt
 
-    def take(self, owner: Owner) -> Self:
+    def _take(self, owner: Owner) -> Self:
         """Make the attempt."""
         started = time.monotonic()
         try:
@@ -151,24 +143,24 @@ class LockHandle:
                 logger.warning("Waited %.1f s for the lock %r on %r.", self.waited, self.key.name, self.using)
             return self
         except BaseException:
-            self.give_up()
+            self._give_up()
             raise
 
-    def enter(self, owner: Owner, lock: object = None) -> Self:
+    def _enter(self, owner: Owner, lock: object = None) -> Self:
         """Make the attempt at the beginning of a block, which its owner remembers where a lock is named."""
         try:
-            self.take(owner)
+            self._take(owner)
             hold = self._hold
             if hold is not None and hold.in_transaction and hold.scope == "session":
-                self._savepoint = releasing.BodySavepoint(connections[hold.using], hold.session)
+                self._savepoint = transactions.BodySavepoint(connections[hold.using], hold.session.savepoints)
             if lock is not None:
                 owner.entered.append((lock, self))
             return self
         except BaseException:
-            self.give_up()
+            self._give_up()
             raise
 
-    def leave(self, error: BaseException | None) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         """End a block. An error of the body stays itself, and gets a note of what went wrong here."""
         if not self._acquired:
             if not self._was_asked:
@@ -176,14 +168,15 @@ class LockHandle:
             return
         try:
             self._finish(raised=error is not None)
-        except Exception as own:
-            if error is None:
+        except BaseException as own:
+            self._give_up()
+            if error is None or not isinstance(own, Exception):
                 raise
             logger.error("At the end of a block that raised %s: %s", type(error).__name__, own)
             if hasattr(error, "add_note"):  # pragma: no branch - Python 3.10 has only the log
                 error.add_note(str(own))
 
-    def give_up(self) -> None:
+    def _give_up(self) -> None:
         """Release a lock in the wake of an interrupt, whose error is already on its way."""
         hold = self._hold
         if hold is not None and hold.noted and hold.scope == "session":
@@ -207,6 +200,13 @@ class LockHandle:
         hold, savepoint = self._hold, self._savepoint
         if hold is None or releasing.is_inherited(hold):
             return
+        if hold.noted and hold.scope == "session" and hold.owner() is not current_owner():
+            raise AdvisoryLockError(
+                f"The lock {self.key.name!r} on {self.using!r} belongs to another thread or task, and stays. Release it"
+                f" where it was acquired.",
+                key=self.key,
+                using=self.using,
+            )
         self._savepoint = None
         try:
             if hold.scope == "transaction":

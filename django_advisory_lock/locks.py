@@ -18,7 +18,7 @@ from . import conf, keys
 from .exceptions import AdvisoryLockError
 from .handles import LockHandle
 from .keys import KeyLike, LockKey
-from .options import Options
+from .options import Options, Scope
 from .owners import current_owner
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ class _Lock:
 
     def acquire(self) -> LockHandle:
         """Make the attempt by hand; `release()` of the handle ends it. The errors are those of the `with` block."""
-        return self._handle(self._fixed_key()).take(current_owner())
+        return self._handle(self._fixed_key())._take(current_owner())
 
     def __enter__(self) -> LockHandle:
-        return self._handle(self._fixed_key()).enter(current_owner(), self)
+        return self._handle(self._fixed_key())._enter(current_owner(), self)
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -66,11 +66,11 @@ class _Lock:
             handle = current_owner().leave(self)
             if handle is None:
                 raise AdvisoryLockError(f"{self!r}: only the thread or task that entered a block can leave it.")
-            handle.leave(exc)
-        except (KeyboardInterrupt, SystemExit):
+            handle._leave(exc)
+        except BaseException:
             handle = handle or current_owner().leave(self)
             if handle is not None:
-                handle.give_up()
+                handle._give_up()
             raise
 
     def _enter_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LockHandle:
@@ -82,7 +82,7 @@ class _Lock:
             if parts is None:
                 raise TypeError(f"The function that makes the key of {self!r} returned None, which is no key.")
             key = keys.lock_key(parts)
-        return self._handle(key).enter(current_owner())
+        return self._handle(key)._enter(current_owner())
 
     def _handle(self, key: LockKey) -> LockHandle:
         return LockHandle(key, conf.get_database() if self._using is None else self._using, self._options)
@@ -135,7 +135,7 @@ def advisory_lock(
     using: str | None = None,
     timeout: float | timedelta | None = None,
     shared: bool = False,
-    scope: str = "auto",
+    scope: Scope = "auto",
     poll_interval: float | timedelta | None = None,
 ) -> AdvisoryLock:
     """Return a lock that waits until it is free: a decorator, a context manager, or `acquire()` by hand.
@@ -158,7 +158,7 @@ def advisory_lock(
 
 @overload
 def try_advisory_lock(
-    *key: KeyLike | Callable[..., KeyLike], using: str | None = None, shared: bool = False, scope: str = "auto"
+    *key: KeyLike | Callable[..., KeyLike], using: str | None = None, shared: bool = False, scope: Scope = "auto"
 ) -> TryAdvisoryLock[None]: ...
 
 
@@ -167,7 +167,7 @@ def try_advisory_lock(
     *key: KeyLike | Callable[..., KeyLike],
     using: str | None = None,
     shared: bool = False,
-    scope: str = "auto",
+    scope: Scope = "auto",
     default: D,
 ) -> TryAdvisoryLock[D]: ...
 
@@ -176,7 +176,7 @@ def try_advisory_lock(
     *key: KeyLike | Callable[..., KeyLike],
     using: str | None = None,
     shared: bool = False,
-    scope: str = "auto",
+    scope: Scope = "auto",
     default: Any = None,
 ) -> TryAdvisoryLock[Any]:
     """Return a lock that is taken if it is free and never waited for: the right thing for recurring jobs that pile up.
@@ -202,7 +202,7 @@ def _check_decorated(function: object) -> None:
         reason = f"a {type(function).__name__}; put the lock below @{type(function).__name__}"
     elif isinstance(function, type):
         reason = "a class; decorate its method, in a view with method_decorator"
-    elif not inspect.isroutine(function) and not isinstance(function, functools.partial):
+    elif not callable(function) or not (inspect.isroutine(function) or isinstance(function, functools.partial)):
         reason = f"{type(function).__name__}; decorate the function itself, for a task below @task"
     elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         reason = "a generator function, whose body runs after the call has returned; take the lock inside it"

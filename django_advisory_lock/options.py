@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from django.db.transaction import TransactionManagementError
 
-from . import sessions
+from . import transactions
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .keys import LockKey
     from .sessions import HeldScope
 
-SCOPES = ("auto", "session", "transaction")
+Scope = Literal["auto", "session", "transaction"]
 
 
 def seconds(value: float | timedelta | None, name: str) -> float | None:
@@ -26,7 +26,7 @@ def seconds(value: float | timedelta | None, name: str) -> float | None:
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, (int, float)):
         raise TypeError(f"{name} is a number of seconds, a timedelta or None, not {type(value).__name__}.")
-    if not 0 <= number < math.inf:
+    if not 0 <= number <= sys.float_info.max:
         raise ValueError(f"{name} is at least 0 and finite, not {value!r}. None waits for ever, 0 tries once.")
     return float(number)
 
@@ -39,14 +39,16 @@ class Options:
     def __init__(
         self,
         shared: bool,
-        scope: str,
+        scope: Scope,
         timeout: float | timedelta | None = None,
         poll_interval: float | timedelta | None = None,
         tries_only: bool = False,
     ) -> None:
-        if scope not in SCOPES:
-            raise ValueError(f"scope is one of {', '.join(map(repr, SCOPES))}, not {scope!r}.")
-        self.shared = bool(shared)
+        if scope not in get_args(Scope):
+            raise ValueError(f"scope is one of {', '.join(map(repr, get_args(Scope)))}, not {scope!r}.")
+        if not isinstance(shared, bool):
+            raise TypeError(f"shared is True or False, not {type(shared).__name__}.")
+        self.shared = shared
         self.scope = scope
         self.timeout = seconds(timeout, "timeout")
         self.poll_interval = seconds(poll_interval, "poll_interval")
@@ -56,18 +58,18 @@ class Options:
         self.waits_at_once = timeout is None and poll_interval is None and not tries_only
 
 
-def resolve_scope(key: LockKey, scope: str, connection: BaseDatabaseWrapper) -> HeldScope:
+def resolve_scope(key: LockKey, scope: Scope, connection: BaseDatabaseWrapper) -> HeldScope:
     """Return the scope of a lock on an open connection, or refuse one that would not last as long as it should."""
     if scope == "session":
         return "session"
-    if sessions.in_transaction(connection):
+    if transactions.in_transaction(connection):
         return "transaction"
     alias = connection.alias
     if scope == "transaction":
         raise TransactionManagementError(
             f"scope='transaction' needs a transaction on {alias!r}: use it inside atomic(using={alias!r})."
         )
-    other = sessions.other_alias_in_transaction(alias)
+    other = transactions.other_alias_in_transaction(alias)
     if other is not None:
         raise TransactionManagementError(
             f"The lock {key.name!r} on {alias!r} would be freed before the transaction on {other!r} commits. Name that"

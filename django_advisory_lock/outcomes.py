@@ -17,7 +17,6 @@ LOCK_NOT_AVAILABLE = "55P03"
 QUERY_CANCELED = "57014"
 DEADLOCK_DETECTED = "40P01"
 OUT_OF_MEMORY = "53200"
-IN_FAILED_TRANSACTION = "25P02"
 
 
 class Facts(TypedDict):
@@ -48,7 +47,7 @@ def endless_wait(facts: Facts, where: str) -> LockDeadlock:
     return LockDeadlock(f"Waiting for {lock} could never end: it is held {where}.", **facts)
 
 
-def named(facts: Facts, error: BaseException) -> LockNotAcquired | None:
+def of_database_error(facts: Facts, error: BaseException) -> LockNotAcquired | None:
     """Return the error of this library for one of the database, or None where that stays as it is."""
     code = sqlstate(error)
     lock = f"The lock {facts['key'].name!r} on {facts['using']!r} was not acquired"

@@ -36,7 +36,7 @@ class Owner:
     @property
     def is_vacant(self) -> bool:
         """Whether the owner is in no block and holds nothing, so that nothing is lost if another takes its place."""
-        return not self.entered and not any(hold.is_certain for hold in self.holds)
+        return not self.entered and not any(hold.may_stand for hold in self.holds)
 
 
 class _ThreadOwner(threading.local):
@@ -52,7 +52,7 @@ def current_owner() -> Owner:
     """Return the owner that the calling code acts for."""
     # Under sync_to_async tasks share the thread, so the thread says nothing. asgiref notes the loop on its threads, and
     # in a main thread the note outlives async_to_sync(): hence the second question.
-    loop = getattr(SyncToAsync.threadlocal, "main_event_loop", None)
+    loop = getattr(getattr(SyncToAsync, "threadlocal", None), "main_event_loop", None)
     return _thread.owner if loop is None or not loop.is_running() else _task_owner()
 
 

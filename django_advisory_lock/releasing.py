@@ -2,91 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.db import Error, connections
-from django.db.transaction import TransactionManagementError
 
-from . import sessions, sql
+from . import sessions, sql, transactions
 from .exceptions import LockLost
 from .notices import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-    from .sessions import Hold, RawConnection, Session
-
-_savepoint_numbers = itertools.count(1)
+    from .sessions import Hold, RawConnection
 
 
-class BodySavepoint:
-    """A savepoint around the body of a session lock inside a transaction.
-
-    It serves one case: where the body leaves the transaction failed, the server would not hear the unlock. Only then
-    is it rolled back. Django's `atomic()` would not do: it also undoes a body whose error is caught further out.
-    """
-
-    def __init__(self, connection: BaseDatabaseWrapper, session: Session) -> None:
-        self.name = f"advisory_lock_body_{next(_savepoint_numbers)}"
-        with connection.cursor() as cursor:
-            cursor.execute(f"SAVEPOINT {self.name}")
-        self.around = list(connection.savepoint_ids)
-        self.marker = sessions.transaction_marker(connection)
-        self.stack = session.savepoints
-        self.stack.append(self)
-
-    def end(self, connection: BaseDatabaseWrapper, raw: RawConnection, *, raised: bool) -> None:
-        """Release the savepoint; or, where the transaction has failed, roll back to it and mark the transaction."""
-        if self not in self.stack:
-            return  # gone with an outer one
-        # Blocks left in another order than they were entered: no savepoint of somebody else may go with this one.
-        nothing_inside = self.around == connection.savepoint_ids
-        failed = sessions.is_failed(raw)
-        if failed and nothing_inside:
-            del self.stack[self.stack.index(self) :]
-            self._roll_back(connection, raised)
-            return
-        is_last = self.stack[-1] is self
-        self.stack.remove(self)
-        if not failed and nothing_inside and is_last and self.marker is sessions.transaction_marker(connection):
-            with open_cursor(connection) as cursor:
-                cursor.execute(f"RELEASE SAVEPOINT {self.name}")
-
-    def _roll_back(self, connection: BaseDatabaseWrapper, raised: bool) -> None:
-        # If this fails too, the transaction stays failed, and the release says so.
-        with contextlib.suppress(Error), open_cursor(connection) as cursor:
-            cursor.execute(f"ROLLBACK TO SAVEPOINT {self.name}")
-        if connection.in_atomic_block:
-            connection.set_rollback(True)
-        elif not raised:
-            raise TransactionManagementError(
-                "A database error was caught inside the block of a session lock, and what the block wrote is undone."
-                " Roll the transaction back."
-            )
-
-
-def open_cursor(connection: BaseDatabaseWrapper) -> AbstractContextManager[Any]:
-    """Return a cursor that sends its statements although Django has marked the transaction for rollback."""
-    return _unblocked_cursor(connection) if connection.needs_rollback else connection.cursor()
-
-
-@contextlib.contextmanager
-def _unblocked_cursor(connection: BaseDatabaseWrapper) -> Iterator[Any]:
-    connection.needs_rollback = False
-    try:
-        with connection.cursor() as cursor:
-            yield cursor
-    finally:
-        connection.needs_rollback = True
-
-
-def release(hold: Hold, savepoint: BodySavepoint | None = None, *, raised: bool = False) -> None:
+def release(hold: Hold, savepoint: transactions.BodySavepoint | None = None, *, raised: bool = False) -> None:
     """Release a session lock, or raise LockLost where it turns out to be gone.
 
     In a failed transaction nothing can be sent: that is logged, and the next lock operation on the session frees the
@@ -117,7 +48,7 @@ def release(hold: Hold, savepoint: BodySavepoint | None = None, *, raised: bool 
 
 
 def _unlock(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection) -> object:
-    if sessions.is_failed(raw):
+    if transactions.is_failed(raw):
         hold.session.disown(hold)
         logger.error(
             "The lock %r on %r could not be released in a failed transaction. The next lock operation on this"
@@ -126,7 +57,7 @@ def _unlock(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection) -> 
             hold.using,
         )
         return True
-    with open_cursor(connection) as cursor:
+    with transactions.open_cursor(connection) as cursor:
         cursor.execute(sql.unlock(len(hold.key.args), hold.shared), (hold.pid, *hold.key.args))
         answer: object = cursor.fetchone()[0]
     hold.session.drop(hold)
@@ -166,12 +97,12 @@ def is_held(hold: Hold) -> bool:
         return False
     # Another thread asks over its own connection: any session sees the locks of all.
     if hold.connection() is connection:
-        if connection.connection is not raw or (hold.scope == "transaction" and sessions.is_idle(raw)):
+        if connection.connection is not raw or (hold.scope == "transaction" and transactions.is_idle(raw)):
             return False
-        if sessions.is_failed(raw):
+        if transactions.is_failed(raw):
             return hold.scope == "session"
     try:
-        with open_cursor(connection) as cursor:
+        with transactions.open_cursor(connection) as cursor:
             cursor.execute(sql.IS_HELD, (hold.pid, sql.MODES[hold.shared], *hold.key.pg_locks))
             return bool(cursor.fetchone()[0])
     except Error:
@@ -186,7 +117,7 @@ def end_transaction_block(hold: Hold) -> None:
     if raw is None or not hold.noted:
         raise lost(hold, "its transaction has ended")
     # In a failed transaction nothing can be asked, and nothing that was written under the lock is committed.
-    if not hold.is_certain and not sessions.is_failed(raw) and not is_held(hold):
+    if not hold.is_certain and not transactions.is_failed(raw) and not is_held(hold):
         hold.session.drop(hold)
         raise lost(hold, "its transaction, or the savepoint that it was taken in, was ended inside the block")
 

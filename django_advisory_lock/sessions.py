@@ -16,10 +16,11 @@ from weakref import WeakKeyDictionary, ref
 import psycopg
 from django.db import connections
 from django.utils.connection import ConnectionDoesNotExist
-from psycopg.pq import TransactionStatus
 
 from . import sql
 from .exceptions import LockUnsupported
+from .notices import logger
+from .transactions import is_failed, is_idle, transaction_marker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +47,7 @@ class Hold:
         shared: bool,
         scope: HeldScope,
         pid: int,
+        in_transaction: bool,
     ) -> None:
         self.session = session
         self.connection = ref(connection)
@@ -56,8 +58,8 @@ class Hold:
         self.scope = scope
         self.pid = pid
         self.marker = transaction_marker(connection) if scope == "transaction" else None
+        self.in_transaction = in_transaction
         self.noted = False
-        self.in_transaction = False
 
     @property
     def is_certain(self) -> bool:
@@ -66,6 +68,12 @@ class Hold:
             return self.noted
         connection = self.connection()
         return connection is not None and self.marker is transaction_marker(connection)
+
+    @property
+    def may_stand(self) -> bool:
+        """Whether the lock may still be there, for all that can be told without asking."""
+        raw = self.session.raw()
+        return self.noted and raw is not None and not raw.closed and (self.scope == "session" or not is_idle(raw))
 
 
 class Session:
@@ -138,7 +146,7 @@ class Session:
         """Whether the session holds the key exclusively, so that a shared lock on it is there for the asking."""
         return any(not hold.shared for hold in self.on(key))
 
-    def keeps(self, key: LockKey, shared: bool) -> bool:
+    def has_session_lock(self, key: LockKey, shared: bool) -> bool:
         """Whether a session lock on the key is held in just this mode."""
         return any(hold.scope == "session" and hold.shared is shared for hold in self.on(key))
 
@@ -149,9 +157,10 @@ class Session:
     def enter_transaction(self, start: str | None) -> None:
         """Forget the transaction locks of any other transaction; `start` is None where none has begun."""
         if self._transaction_holds and start != self._transaction_start:
-            for hold in self._transaction_holds:
-                self.drop(hold)
-            self._transaction_holds = []
+            with self.mutex:
+                for hold in self._transaction_holds:
+                    self.drop(hold)
+                self._transaction_holds = []
         self._transaction_start = start
 
     # What is to be put right
@@ -181,7 +190,7 @@ class Session:
             return
         try:
             for key, shared in list(self._doubts):
-                if not self.keeps(key, shared):
+                if not self.has_session_lock(key, shared):
                     self._free(raw, key, shared)
             self._unmark()
         except BaseException as error:
@@ -203,9 +212,10 @@ class Session:
         connection, raw = hold.connection(), self.raw()
         if connection is None or raw is None:  # pragma: no cover - the caller holds both
             return
-        if not self._pinning:
-            self._close_at, connection.close_at = connection.close_at, None
+        # In this order: a finaliser may come in between, and unpin another lock.
         self._pinning.add(hold)
+        if connection.close_at is not None:
+            self._close_at, connection.close_at = connection.close_at, None
         if self._is_pooled:
             self.mark_for_discard(raw)
 
@@ -213,14 +223,21 @@ class Session:
         """Let Django recycle the connection again once no session lock is left. Safe in a finaliser."""
         self._pinning.discard(hold)
         connection = hold.connection()
-        if not self._pinning and connection is not None and connection.connection is self.raw():
-            connection.close_at = self._close_at
+        if self._pinning or self._close_at is None or connection is None:
+            return
+        if connection.connection is self.raw():
+            connection.close_at, self._close_at = self._close_at, None
 
     def mark_for_discard(self, raw: RawConnection) -> None:
         """See to it that a pool closes the connection when it is given back, before anybody can borrow it."""
+        if not self._is_pooled or self._expire_at is not None:
+            return
         # psycopg_pool 3.1 to 3.3: putconn() closes a connection that has expired.
-        if self._is_pooled and self._expire_at is None:
-            self._expire_at, raw._expire_at = raw._expire_at, 0.0
+        expire_at = getattr(raw, "_expire_at", None)
+        if expire_at is None:
+            logger.warning("This psycopg_pool is unknown: close no pooled connection that holds an advisory lock.")
+        else:
+            self._expire_at, raw._expire_at = expire_at, 0.0
 
     def _unmark(self) -> None:
         raw = self.raw()
@@ -281,52 +298,3 @@ def ask(raw: RawConnection, statement: str, params: tuple[object, ...]) -> Any:
     """Return the one value of a statement, past Django's cursor, whose wrappers may forbid or interrupt it."""
     row = raw.execute(statement, params).fetchone()
     return row[0] if row else None
-
-
-# Transactions, as Django and the server see them
-
-
-def in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """Whether what is written now is committed later; the `atomic()` of a `TestCase` does not count."""
-    if connection.in_atomic_block:
-        blocks = connection.atomic_blocks
-        return not blocks or not all(getattr(block, "_from_testcase", False) for block in blocks)
-    return connection.connection is not None and (not connection.autocommit or not is_idle(connection.connection))
-
-
-def other_alias_in_transaction(using: str) -> str | None:
-    """Return an alias of this thread, other than the lock's own, that is inside a transaction."""
-    if len(connections.settings) > 1:
-        for connection in connections.all(initialized_only=True):
-            if connection.alias != using and in_transaction(connection):
-                return connection.alias
-    return None
-
-
-def in_server_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """Whether the next statement is part of a transaction, whoever began it."""
-    raw: RawConnection = connection.connection
-    return not raw.autocommit or not is_idle(raw)
-
-
-def is_idle(raw: Any) -> bool:
-    """Whether no transaction is open. Connections of other engines have no such status and count as idle."""
-    pgconn = getattr(raw, "pgconn", None)
-    return pgconn is None or pgconn.transaction_status in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
-
-
-def is_failed(raw: RawConnection) -> bool:
-    """Whether the transaction has failed, so that the server answers nothing until it is rolled back."""
-    return raw.pgconn.transaction_status == TransactionStatus.INERROR
-
-
-def transaction_marker(connection: BaseDatabaseWrapper) -> object:
-    """Return an object that another one replaces when the transaction, or a savepoint of it, comes to an end.
-
-    Django replaces `run_on_commit` at commit, rollback, rollback to a savepoint and close. With autocommit switched
-    off a commit keeps it, so that there nothing can be told without asking the server: the marker is never the same
-    twice.
-    """
-    if connection.in_atomic_block and connection.commit_on_exit:
-        return getattr(connection, "run_on_commit", object())
-    return object()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import Error, OperationalError
 
-from . import conf, outcomes, sessions, sql
+from . import conf, outcomes, sessions, sql, transactions
 from .exceptions import LockNotAcquired, PoolerDetected
 from .inspection import KeyLock, read_key_locks
 from .notices import warn_caller
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 MAX_LOCK_TIMEOUT = 2**31 - 1  # milliseconds, the range of PostgreSQL's setting
 
 
-def take(key: LockKey, using: str, options: Options, owner: Owner, keep: Callable[[Hold], None]) -> None:
-    """Take a lock, and hand it to `keep` while every interrupt is still cleaned up after.
+def take(key: LockKey, using: str, options: Options, owner: Owner, hand_over: Callable[[Hold], None]) -> None:
+    """Take a lock, and hand it over while every interrupt is still cleaned up after.
 
     A lock that is only tried for and busy is not handed over; every other failure is an error.
     """
     connection = sessions.connection_for(using)
     with connection.cursor() as cursor:
-        _Take(key, options, owner, keep, connection, cursor).run()
+        _Take(key, options, owner, hand_over, connection, cursor).run()
 
 
 class _Take:
@@ -51,7 +51,7 @@ class _Take:
         key: LockKey,
         options: Options,
         owner: Owner,
-        keep: Callable[[Hold], None],
+        hand_over: Callable[[Hold], None],
         connection: BaseDatabaseWrapper,
         cursor: Any,
     ) -> None:
@@ -59,29 +59,31 @@ class _Take:
         self.key = key
         self.options = options
         self.owner = owner
-        self.keep = keep
+        self.hand_over = hand_over
         self.connection = connection
         self.cursor = cursor
         self.scope = resolve_scope(key, options.scope, connection)
         self.session = sessions.attach(connection)
-        self.in_transaction = sessions.in_server_transaction(connection)
+        self.in_transaction = transactions.in_server_transaction(connection)
         self.hold: Hold | None = None
+        # Nothing can be granted in a transaction that has failed already.
+        self.is_hopeless = transactions.is_failed(connection.connection)
 
     def run(self) -> None:
         try:
             self.session.settle(self.connection)
-            if not self.in_transaction or sessions.is_idle(self.connection.connection):
+            if not self.in_transaction or transactions.is_idle(self.connection.connection):
                 self.session.enter_transaction(None)
             self._take()
         except (LockNotAcquired, PoolerDetected):
             raise  # said after a look at the server, or where nothing was taken
         except BaseException as error:
-            if sqlstate(error) != outcomes.IN_FAILED_TRANSACTION:  # where nothing is even begun
+            if not self.is_hopeless:
                 self._give_back()
-            named = outcomes.named(self._facts(), error)
-            if named is None:
+            ours = outcomes.of_database_error(self._facts(), error)
+            if ours is None:
                 raise
-            raise named from error
+            raise ours from error
 
     # The ways to the lock
 
@@ -108,7 +110,7 @@ class _Take:
                 held = bool(row and row[-1])
                 for hold in uncertain:
                     if held:
-                        hold.marker = sessions.transaction_marker(self.connection)
+                        hold.marker = transactions.transaction_marker(self.connection)
                     else:
                         self.session.drop(hold)
                 if not held:
@@ -182,8 +184,10 @@ class _Take:
     def _granted(self, row: Sequence[Any]) -> bool:
         if row[1]:
             if self.in_transaction:
-                self._see_transaction(isolation=row[2], start=row[3])
+                self.session.enter_transaction(row[3])
             self._keep(row[0])
+            if self.in_transaction:
+                self._warn_of_snapshot(row[2])
         return bool(row[1])
 
     def _granted_late(self, locks: list[KeyLock]) -> bool:
@@ -195,14 +199,21 @@ class _Take:
         return False
 
     def _keep(self, pid: int) -> None:
-        self.hold = Hold(self.session, self.connection, self.owner, self.key, self.options.shared, self.scope, pid)
-        self.hold.in_transaction = self.in_transaction
+        self.hold = Hold(
+            self.session,
+            self.connection,
+            self.owner,
+            self.key,
+            self.options.shared,
+            self.scope,
+            pid,
+            self.in_transaction,
+        )
         self.session.note(self.hold, self.owner)
-        self.keep(self.hold)
+        self.hand_over(self.hold)
 
-    def _see_transaction(self, isolation: str, start: str) -> None:
-        self.session.enter_transaction(start)
-        if isolation in ("repeatable read", "serializable") and sessions.in_transaction(self.connection):
+    def _warn_of_snapshot(self, isolation: str) -> None:
+        if isolation in ("repeatable read", "serializable") and transactions.in_transaction(self.connection):
             warn_caller(
                 f"The lock {self.key.name!r} was taken inside a {isolation.upper()} transaction, which goes on reading"
                 f" its snapshot from before the wait. Take the lock before the transaction begins."
@@ -225,6 +236,7 @@ class _Take:
             hold.key == self.key
             and hold.noted
             and hold.session is not self.session
+            and hold.session.process == self.session.process
             and hold.using == self.connection.alias
             and not (hold.shared and self.options.shared)
             and raw is not None
@@ -235,12 +247,12 @@ class _Take:
         """Free what a failed statement may have been granted. A session that cannot be asked is closed."""
         session, shared = self.session, self.options.shared
         with session.mutex:
-            if self.hold is not None:
-                session.drop(self.hold)
             raw = session.raw()
             if self.scope == "session" and raw is not None:
+                if self.hold is not None:
+                    session.drop(self.hold)
                 session.doubt(self.key, shared)
-                if sessions.is_failed(raw) and not session.keeps(self.key, shared):
+                if transactions.is_failed(raw) and not session.has_session_lock(self.key, shared):
                     sessions.end(self.connection, session)
                 session.settle(self.connection)
             sessions.close_if_dead(self.connection)
@@ -248,7 +260,10 @@ class _Take:
     def _timed_out(self, locks: list[KeyLock] | None = None) -> LockTimeout:
         if locks is None:
             locks = read_key_locks(self.cursor, self.key)
-        return outcomes.timed_out(self._facts(), self.options.timeout or 0, locks, shared=self.options.shared)
+        shared = self.options.shared
+        if not self.session.refuses(self.key, shared, self.owner):  # then what is held here is the caller's own
+            locks = [lock for lock in locks if not lock.own]
+        return outcomes.timed_out(self._facts(), self.options.timeout or 0, locks, shared=shared)
 
     def _facts(self) -> outcomes.Facts:
         return {"key": self.key, "using": self.connection.alias, "waited": time.monotonic() - self.started}

@@ -1,7 +1,8 @@
-"""KeyboardInterrupt at every line of the library while a lock is taken, held and released."""
+"""Interrupts at every line of the library while a lock is taken, held and released."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from collections.abc import Callable
@@ -21,7 +22,13 @@ from tests.support import OtherSession
 PACKAGE = str(Path(django_advisory_lock.__file__).parent)
 
 
-def interrupt_at(point: int, function: Callable[[], None]) -> tuple[CodeType, int] | None:
+class TimeLimitExceeded(Exception):
+    """What task queues raise from a signal handler, at any line."""
+
+
+def interrupt_at(
+    point: int, interrupt: type[BaseException], function: Callable[[], None]
+) -> tuple[CodeType, int] | None:
     """Run a function and raise at its n-th line within the library; return the place, or None where it ended before."""
     seen = 0
     place = None
@@ -32,7 +39,7 @@ def interrupt_at(point: int, function: Callable[[], None]) -> tuple[CodeType, in
             seen += 1
             if seen == point:
                 place = (frame.f_code, frame.f_lineno)
-                raise KeyboardInterrupt
+                raise interrupt
         return in_frame
 
     def in_library(frame: FrameType, event: str, argument: Any) -> Any:
@@ -43,7 +50,7 @@ def interrupt_at(point: int, function: Callable[[], None]) -> tuple[CodeType, in
     sys.settrace(in_library)
     try:
         function()
-    except KeyboardInterrupt:
+    except (interrupt, ZeroDivisionError):
         pass
     finally:
         sys.settrace(before)
@@ -58,6 +65,11 @@ def waits(name: str) -> None:
 def waits_with_timeout(name: str) -> None:
     with advisory_lock(name, timeout=5):
         pass
+
+
+def fails(name: str) -> None:
+    with advisory_lock(name):
+        raise ZeroDivisionError
 
 
 def tries(name: str) -> None:
@@ -89,17 +101,31 @@ def transaction_lock(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, TimeLimitExceeded])
 @pytest.mark.parametrize(
     "function",
-    [waits, waits_with_timeout, tries, nests, by_hand, decorated, session_scope_in_a_transaction, transaction_lock],
+    [
+        waits,
+        waits_with_timeout,
+        fails,
+        tries,
+        nests,
+        by_hand,
+        decorated,
+        session_scope_in_a_transaction,
+        transaction_lock,
+    ],
 )
-def test_at_every_line(function: Callable[[str], None], name: str, other: OtherSession) -> None:
+def test_at_every_line(
+    function: Callable[[str], None], interrupt: type[BaseException], name: str, other: OtherSession
+) -> None:
     """Case 67: free at once; or, where the handle was the caller's to release, with the next lock operation."""
     key = lock_key(name)
-    function(name)
+    with contextlib.suppress(ZeroDivisionError):
+        function(name)
     exit_of_block = _Lock.__exit__.__code__
     for point in range(1, 1000):
-        place = interrupt_at(point, lambda: function(name))
+        place = interrupt_at(point, interrupt, lambda: function(name))
         if place is None:
             assert point > 100
             return

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -122,6 +123,8 @@ class TestBlocks:
     def test_a_body_that_looked_is_not_warned_about(self, name: str, other: OtherSession) -> None:
         other.take(lock_key(name))
         with try_advisory_lock(name) as lock:
+            assert not lock.is_held()
+        with try_advisory_lock(name) as lock:
             assert not lock.acquired
 
     def test_a_shared_lock_excludes_exclusive_ones_only(self, name: str, other: OtherSession) -> None:
@@ -204,7 +207,9 @@ class TestByHand:
         with statements(0):
             lock.release()
         assert other.is_free(lock_key(name))
-        assert repr(lock) == f"<LockHandle {name!r} on 'default': acquired>"
+        assert repr(lock) == f"<LockHandle {name!r} on 'default': over>"
+        with advisory_lock(name) as lock:
+            assert repr(lock) == f"<LockHandle {name!r} on 'default': acquired>"
 
     def test_a_handle_is_a_context_manager(self, name: str, other: OtherSession) -> None:
         with advisory_lock(name).acquire() as lock:
@@ -363,8 +368,9 @@ class TestDecorators:
 
             def delay(self) -> None: ...
 
-        with pytest.raises(TypeError, match="below @task"):
-            advisory_lock("x")(Task())
+        for task in (Task(), functools.partialmethod(lambda self: None)):
+            with pytest.raises(TypeError, match="below @task"):
+                advisory_lock("x")(task)  # type: ignore[arg-type]
 
     def test_the_bare_decorator_is_refused(self) -> None:
         def work() -> None: ...
@@ -412,7 +418,7 @@ class TestScope:
         """Case 13: nobody reads what is not committed yet, though the block ended before the commit."""
         account = Account.objects.create(name=name)
 
-        def add(times: int, scope: str) -> None:
+        def add(times: int, scope: Any) -> None:
             for _ in range(times):
                 with transaction.atomic():
                     with advisory_lock(name, scope=scope):
@@ -588,6 +594,7 @@ class TestBadInput:
             (timedelta(seconds=-1), ValueError),
             (float("nan"), ValueError),
             (float("inf"), ValueError),
+            (10**400, ValueError),
             ("5", TypeError),
             (True, TypeError),
         ],
@@ -610,6 +617,11 @@ class TestBadInput:
     def test_an_unknown_alias(self, make: MakeLock, other: OtherSession) -> None:
         with pytest.raises(ConnectionDoesNotExist, match=r"default, .*sqlite"):
             make("x", using="nowhere").acquire()
+
+    @both
+    def test_shared_is_yes_or_no(self, make: MakeLock) -> None:
+        with pytest.raises(TypeError, match="shared"):
+            make("x", shared="no")
 
     @both
     def test_a_connection_is_no_alias(self, make: MakeLock) -> None:

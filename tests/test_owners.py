@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import connections
+from django.db import connections, transaction
 
 from django_advisory_lock import AdvisoryLockError, LockDeadlock, advisory_lock, lock_key, try_advisory_lock
 from django_advisory_lock.owners import current_owner
@@ -100,6 +100,26 @@ class TestTasks:
 
         asyncio.run(work())
         assert other.drop(lock_key(name))
+
+    def test_a_task_nests_after_a_savepoint_was_rolled_back(self, name: str, other: OtherSession) -> None:
+        """It is the same task, though only the server knows whether its lock is still there."""
+
+        def work() -> bool:
+            with transaction.atomic():
+                with advisory_lock(name):
+                    pass
+                with pytest.raises(KeyError), transaction.atomic():
+                    raise KeyError
+                with advisory_lock(name) as lock:
+                    return lock.is_held()
+
+        async def main() -> bool:
+            try:
+                return await sync_to_async(work)()
+            finally:
+                await close_connections()
+
+        assert asyncio.run(main()) is True
 
     def test_only_the_task_releases(self, name: str, other: OtherSession) -> None:
         async def work() -> None:

@@ -125,7 +125,7 @@ class TestLoss:
 
     @pytest.mark.parametrize("broken_by", [kill, close])
     @pytest.mark.parametrize("scope", ["auto", "session"])
-    def test_inside_atomic(self, broken_by: Break, scope: str, name: str, other: OtherSession) -> None:
+    def test_inside_atomic(self, broken_by: Break, scope: Any, name: str, other: OtherSession) -> None:
         with pytest.raises((LockLost, DatabaseError)) as caught, transaction.atomic():
             Account.objects.create(name=name)
             with advisory_lock(name, scope=scope) as lock:
@@ -151,6 +151,39 @@ class TestLoss:
         with pytest.raises(LockLost), transaction.atomic(), advisory_lock(name, scope="session"):
             close_old_connections()
         assert backend_pid()
+
+    def test_a_quiet_holder_that_the_server_throws_out(self, name: str, other: OtherSession) -> None:
+        """Case 31: `idle_session_timeout`; the body's result is kept."""
+        value("SELECT set_config('idle_session_timeout', '50ms', false)")
+        result = None
+        with pytest.raises(LockLost), advisory_lock(name):
+            other.wait_until_free(lock_key(name))
+            result = "kept"
+        assert result == "kept"
+        assert backend_pid()
+
+    def test_a_transaction_that_ends_is_no_loss(self, name: str, other: OtherSession) -> None:
+        with transaction.atomic():
+            lock = advisory_lock(name).acquire()
+            with pytest.raises(DatabaseError), transaction.atomic():
+                try:
+                    fail()
+                finally:
+                    assert not lock.is_held()
+            assert lock.is_held()
+        assert not lock.is_held()
+        assert not lock.lost.is_set()
+
+    def test_between_two_transactions_nobody_is_asked(self, name: str, other: OtherSession) -> None:
+        connection.set_autocommit(False)
+        try:
+            lock = advisory_lock(name).acquire()
+            connection.commit()
+            with statements(0):
+                assert not lock.is_held()
+        finally:
+            connection.rollback()
+            connection.set_autocommit(True)
 
 
 class TestBodiesThatFail:

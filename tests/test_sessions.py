@@ -107,6 +107,40 @@ class TestPool:
         assert other.is_free(lock_key(name, 2))
         connections["pooled"].close()
 
+    def test_a_session_that_cannot_be_asked_never_reaches_the_pool(
+        self, name: str, other: OtherSession, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from django_advisory_lock import sessions
+
+        def deaf(*args: Any) -> None:
+            raise RuntimeError
+
+        def interrupted(execute: Any, sql: str, params: Any, many: bool, context: Any) -> None:
+            execute(sql, params, many, context)
+            raise KeyboardInterrupt
+
+        connections["pooled"].ensure_connection()
+        pid = backend_pid("pooled")
+        monkeypatch.setattr(sessions, "ask", deaf)
+        with pytest.raises(KeyboardInterrupt), connections["pooled"].execute_wrapper(interrupted):
+            advisory_lock(name, using="pooled").acquire()
+        other.wait_until_free(lock_key(name))
+        assert backend_pid("pooled") != pid
+        connections["pooled"].close()
+
+    def test_a_dropped_handle_keeps_the_mark_while_others_come_and_go(self, name: str, other: OtherSession) -> None:
+        with advisory_lock(name, 1, using="pooled") as first:
+            with pytest.warns(ResourceWarning):
+                advisory_lock(name, 2, using="pooled").acquire()
+                gc.collect()
+            hold = first._hold
+            assert hold is not None
+            hold.session.drop(hold)  # as at the end of a release, before what is in doubt is put right
+            assert connections["pooled"].connection._expire_at == 0.0
+            hold.session.doubt(first.key, False)
+        connections["pooled"].close()
+        other.wait_until_free(lock_key(name, 2))
+
     def test_a_holder_needs_no_second_connection(self, name: str, other: OtherSession) -> None:
         """Case 33: one connection in the pool, four threads that lock and query."""
 
@@ -127,6 +161,13 @@ class TestOwners:
         assert lock.is_held()
         assert not other.is_free(lock_key(name))
         lock.release()
+        assert other.is_free(lock_key(name))
+
+    def test_no_way_out_through_another_thread(self, name: str, other: OtherSession) -> None:
+        with advisory_lock(name).acquire() as lock:
+            with pytest.raises(AdvisoryLockError, match="another thread or task"):
+                Thread(lambda: lock.__exit__(None, None, None)).result()
+            assert lock.is_held()
         assert other.is_free(lock_key(name))
 
     def test_another_thread_may_ask(self, name: str, other: OtherSession) -> None:
@@ -273,13 +314,25 @@ class TestFork:
             assert lock.is_held()
             assert backend_pid() == pid
 
+    def test_a_child_waits_as_another_process_does(self, name: str, other: OtherSession) -> None:
+        with advisory_lock(name):
+
+            def wait() -> str:
+                try:
+                    advisory_lock(name, timeout=0.05).acquire()
+                except LockTimeout:
+                    return "timed out"
+                return "got in"
+
+            assert self.in_child(wait) == "'timed out'"
+
     def test_a_child_does_not_unlock(self, name: str, other: OtherSession) -> None:
         with advisory_lock(name) as lock:
 
             def leave() -> tuple[bool, None]:
                 held = lock.is_held()
                 lock.release()
-                lock.leave(None)
+                lock._leave(None)
                 return held, lock.__del__()  # type: ignore[func-returns-value]
 
             assert self.in_child(leave) == "(False, None)"
@@ -306,7 +359,7 @@ class TestFork:
             child.setattr(os, "getpid", lambda: -1)
             with statements(0):
                 lock.release()
-                lock.leave(None)
+                lock._leave(None)
                 assert not lock.is_held()
                 assert not lock.lost.is_set()
             lock.__del__()
@@ -419,7 +472,7 @@ class TestDoubts:
             shared.dec_thread_sharing()
 
     def test_only_one_alias(self, name: str, other: OtherSession, monkeypatch: pytest.MonkeyPatch) -> None:
-        from django_advisory_lock.sessions import other_alias_in_transaction
+        from django_advisory_lock.transactions import other_alias_in_transaction
 
         monkeypatch.setattr(connections, "settings", {"default": {}})
         assert other_alias_in_transaction("default") is None
@@ -442,12 +495,39 @@ class TestMissingInternals:
     """Where an internal of Django or psycopg_pool is gone, the lock still excludes."""
 
     def test_run_on_commit(self, name: str, other: OtherSession, monkeypatch: pytest.MonkeyPatch) -> None:
-        from django_advisory_lock import sessions
+        class Connection(type(connections["default"])):  # type: ignore[misc]
+            run_on_commit = property(doc="gone")
 
-        monkeypatch.setattr(sessions, "transaction_marker", lambda connection: object())
         with transaction.atomic():
+            wrapper = connections["default"]
+            monkeypatch.setattr(wrapper, "__class__", Connection)
             with advisory_lock(name) as lock, advisory_lock(name):
                 assert lock.is_held()
+            assert not other.is_free(lock_key(name))
+            monkeypatch.undo()
+
+    def test_expire_at(self, name: str, other: OtherSession, caplog: pytest.LogCaptureFixture) -> None:
+        connections["pooled"].ensure_connection()
+        raw = connections["pooled"].connection
+        expire_at = raw.__dict__.pop("_expire_at")
+        with advisory_lock(name, using="pooled"):
+            assert not other.is_free(lock_key(name))
+        assert "psycopg_pool is unknown" in caplog.text
+        raw._expire_at = expire_at
+        connections["pooled"].close()
+
+    def test_atomic_blocks(self, name: str, other: OtherSession) -> None:
+        with transaction.atomic():
+            blocks = connections["default"].__dict__.pop("atomic_blocks")
+            with advisory_lock(name) as lock:
+                assert lock.scope == "transaction"
+            connections["default"].atomic_blocks = blocks
+
+    def test_the_loop_of_asgiref(self, name: str, other: OtherSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        from asgiref.sync import SyncToAsync
+
+        monkeypatch.delattr(SyncToAsync, "threadlocal")
+        with advisory_lock(name), advisory_lock(name):
             assert not other.is_free(lock_key(name))
 
 
@@ -466,7 +546,7 @@ def test_forgetting_a_lock_twice_is_no_error(name: str, other: OtherSession) -> 
     lock.release()
     assert lock._hold is not None
     lock._hold.session.drop(lock._hold)
-    assert not lock._hold.session.keeps(lock.key, False)
+    assert not lock._hold.session.has_session_lock(lock.key, False)
 
 
 def test_many_sessions_come_and_go(name: str, other: OtherSession) -> None:

@@ -11,7 +11,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, InternalError, OperationalError, connection, connections, transaction
+from django.db import (
+    DatabaseError,
+    IntegrityError,
+    InternalError,
+    OperationalError,
+    connection,
+    connections,
+    transaction,
+)
 from django.test import override_settings
 
 from django_advisory_lock import (
@@ -27,7 +35,7 @@ from django_advisory_lock import (
     try_advisory_lock,
 )
 from tests.support import OtherSession, Thread, backend_pid, output, spawn, statements, value, wait_until
-from tests.testapp.models import Account
+from tests.testapp.models import Account, Country
 
 Execute = Callable[..., Any]
 
@@ -125,7 +133,7 @@ class TestTimeout:
         assert waiting.result() is True
 
     @pytest.mark.parametrize("scope", ["auto", "session"])
-    def test_inside_atomic_the_transaction_stays_usable(self, scope: str, name: str, other: OtherSession) -> None:
+    def test_inside_atomic_the_transaction_stays_usable(self, scope: Any, name: str, other: OtherSession) -> None:
         """Case 9."""
         other.take(lock_key(name))
         with transaction.atomic():
@@ -167,6 +175,25 @@ class TestTimeout:
             advisory_lock(name, shared=True, timeout=0).acquire()
         other.drop(key, shared=True)
         waiting.result()
+
+    def test_what_the_caller_holds_is_not_in_its_own_way(self, name: str, other: OtherSession) -> None:
+        other.take(lock_key(name), shared=True)
+        with (
+            advisory_lock(name, shared=True),
+            pytest.raises(LockTimeout, match=f"held by pid {other.pid} .other") as caught,
+        ):
+            advisory_lock(name, timeout=0).acquire()
+        assert "this process" not in str(caught.value)
+
+    def test_shared_inside_ones_own_exclusive_lock_while_others_wait(self, name: str, other: OtherSession) -> None:
+        """Before PostgreSQL 18 a try answers no there, although the lock is there for the asking."""
+        key = lock_key(name)
+        with advisory_lock(name):
+            waiting = Thread(lambda: taken_and_released(name))
+            other.wait_for_waiters(key)
+            with try_advisory_lock(name, shared=True) as lock:
+                assert lock
+        assert waiting.result() is True
 
 
 class TestLockTimeoutSetting:
@@ -484,6 +511,19 @@ class TestLateGrants:
             assert not other.is_free(key)
         assert other.is_free(key)
 
+    def test_a_doubt_leaves_no_warning_on_the_server(self, name: str, other: OtherSession) -> None:
+        """Whether there is something to unlock is looked at first."""
+        notices: list[str | None] = []
+        connection.ensure_connection()
+        connection.connection.add_notice_handler(lambda diag: notices.append(diag.message_primary))
+
+        def raise_it(sql: str) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt), wrapped(before=raise_it):
+            advisory_lock(name).acquire()
+        assert notices == []
+
     @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
     @pytest.mark.parametrize("arguments", ["", ", timeout=60", ", poll_interval=0.05"])
     def test_a_process_that_is_stopped_while_it_waits(
@@ -563,6 +603,17 @@ class TestLateGrants:
                 advisory_lock(name, scope="session").acquire()
         other.wait_until_free(key)
         assert backend_pid()
+
+    def test_where_django_refuses_to_send_anything_the_session_stays_too(self, name: str, other: OtherSession) -> None:
+        Country.objects.create(code=name)
+        with advisory_lock(name) as outer, transaction.atomic():
+            with pytest.raises(IntegrityError):
+                Country.objects.create(code=name)
+            with pytest.raises(transaction.TransactionManagementError):
+                advisory_lock(name, "another", scope="session").acquire()
+            transaction.set_rollback(True)
+        assert not outer.lost.is_set()
+        Country.objects.filter(code=name).delete()
 
     def test_in_a_failed_transaction_nothing_is_begun_and_the_session_stays(
         self, name: str, other: OtherSession

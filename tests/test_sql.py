@@ -1,0 +1,81 @@
+"""Every statement, as text and as the server takes it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+
+from django_advisory_lock import LockKey, lock_key, sql
+from tests.support import OtherSession
+
+FLAVOURS = list(itertools.product((1, 2), (False, True), (False, True)))
+Statement = Callable[[int, bool, bool, bool], str]
+
+
+def run(alias: str, statement: str, *params: object) -> tuple[Any, ...]:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(statement, params)
+        row: tuple[Any, ...] = cursor.fetchone()
+        return row
+
+
+@pytest.mark.parametrize("alias", ["default", "binding", "prepared"])
+@pytest.mark.parametrize("statement", [sql.try_lock, sql.wait_lock, sql.wait_lock_for, sql.try_lock_unless_held])
+@pytest.mark.parametrize(("arity", "shared", "for_transaction"), FLAVOURS)
+def test_taking(
+    statement: Statement, arity: int, shared: bool, for_transaction: bool, alias: str, other: OtherSession
+) -> None:
+    """Takes the lock in its mode, and only where the guard is right or switched off."""
+    text = statement.__wrapped__(arity, shared, for_transaction, True)  # type: ignore[attr-defined]
+    assert text == statement(arity, shared, for_transaction, True)
+    key = lock_key(-5) if arity == 1 else LockKey.pair(-5, 5)
+    before = ["1000"] if statement is sql.wait_lock_for else []
+    after = key.pg_locks if statement is sql.try_lock_unless_held else ()
+    for guard, taken in ((None, True), ("own", True), ("other", False)):
+        with transaction.atomic(using=alias):
+            connections[alias].ensure_connection()
+            pid = connections[alias].connection.info.backend_pid
+            row = run(alias, text, {"own": pid, "other": other.pid}.get(str(guard)), *before, *key.args, *after)
+            assert (row is not None and row[1] is True) is taken
+            assert other.take(key, shared=True) is (shared or not taken)
+            other.drop(key, shared=True)
+            assert other.take(key) is not taken
+            other.drop(key)
+            if taken:
+                assert row[0] == pid
+                assert row[2] == "read committed"
+                assert float(row[3]) > 1e9
+            if taken and not for_transaction:
+                (freed,) = run(alias, sql.unlock(arity, shared), pid, *key.args)
+                assert freed is True
+        connections[alias].close()
+
+
+@pytest.mark.parametrize(("arity", "shared", "for_transaction"), FLAVOURS)
+def test_trying_where_the_key_is_held_already(
+    arity: int, shared: bool, for_transaction: bool, other: OtherSession
+) -> None:
+    """Says so, and takes nothing."""
+    key = lock_key(-5) if arity == 1 else LockKey.pair(-5, 5)
+    text = sql.try_lock_unless_held(arity, shared, for_transaction, True)
+    with transaction.atomic():
+        run("default", sql.try_lock(arity, True, True, False), None, *key.args)
+        row = run("default", text, None, *key.args, *key.pg_locks)
+        assert (row[1], row[-1]) == (False, True)
+    assert other.is_free(key)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_unlocking(shared: bool, other: OtherSession) -> None:
+    """Only on the session that took the lock."""
+    key = lock_key(-5)
+    pid, _ = run("default", sql.try_lock(1, shared, False, False), None, *key.args)
+    assert run("default", sql.unlock(1, shared), other.pid, *key.args) == (None,)
+    assert run("default", sql.IS_OURS, sql.MODES[shared], *key.pg_locks) == (True,)
+    assert run("default", sql.IS_HELD, pid, sql.MODES[not shared], *key.pg_locks) == (False,)
+    assert run("default", sql.unlock(1, shared), pid, *key.args) == (True,)
+    assert run("default", sql.IS_HELD, pid, sql.MODES[shared], *key.pg_locks) == (False,)
