@@ -104,7 +104,7 @@ class LockHandle:
         lock. See https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-LOCKS.
         """
         if self._hold is not None and self._hold.scope == "session":
-            self._finish(raised=False)
+            self._finish(current_owner(), raised=False)
 
     def __del__(self) -> None:
         """Note a session lock that nobody can release any more. Runs in any thread, so nothing is sent from here."""
@@ -124,7 +124,7 @@ class LockHandle:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self._leave(exc)
+            self._leave(exc, current_owner())
         except BaseException:
             self._give_up()
             raise
@@ -160,14 +160,14 @@ class LockHandle:
             self._give_up()
             raise
 
-    def _leave(self, error: BaseException | None) -> None:
+    def _leave(self, error: BaseException | None, owner: Owner) -> None:
         """End a block. An error of the body stays itself, and gets a note of what went wrong here."""
         if not self._acquired:
             if not self._was_asked:
                 self._warn_unasked(error)
             return
         try:
-            self._finish(raised=error is not None)
+            self._finish(owner, raised=error is not None)
         except BaseException as own:
             self._give_up()
             if error is None or not isinstance(own, Exception):
@@ -181,7 +181,7 @@ class LockHandle:
         hold = self._hold
         if hold is not None and hold.noted and hold.scope == "session":
             with contextlib.suppress(Exception):
-                self._finish(raised=True)
+                self._finish(current_owner(), raised=True)
 
     def _warn_unasked(self, error: BaseException | None) -> None:
         message = (
@@ -196,11 +196,11 @@ class LockHandle:
         self._hold = hold
         self._acquired = True
 
-    def _finish(self, *, raised: bool) -> None:
+    def _finish(self, owner: Owner, *, raised: bool) -> None:
         hold, savepoint = self._hold, self._savepoint
         if hold is None or releasing.is_inherited(hold):
             return
-        if hold.noted and hold.scope == "session" and hold.owner() is not current_owner():
+        if hold.noted and hold.scope == "session" and hold.owner() is not owner:
             raise AdvisoryLockError(
                 f"The lock {self.key.name!r} on {self.using!r} belongs to another thread or task, and stays. Release it"
                 f" where it was acquired.",

@@ -63,10 +63,11 @@ class _Lock:
     ) -> None:
         handle = None
         try:
-            handle = current_owner().leave(self)
+            owner = current_owner()
+            handle = owner.leave(self)
             if handle is None:
                 raise AdvisoryLockError(f"{self!r}: only the thread or task that entered a block can leave it.")
-            handle._leave(exc)
+            handle._leave(exc, owner)
         except BaseException:
             handle = handle or current_owner().leave(self)
             if handle is not None:

@@ -58,11 +58,13 @@ class Options:
         self.waits_at_once = timeout is None and poll_interval is None and not tries_only
 
 
-def resolve_scope(key: LockKey, scope: Scope, connection: BaseDatabaseWrapper) -> HeldScope:
+def resolve_scope(
+    key: LockKey, scope: Scope, connection: BaseDatabaseWrapper, in_server_transaction: bool
+) -> HeldScope:
     """Return the scope of a lock on an open connection, or refuse one that would not last as long as it should."""
     if scope == "session":
         return "session"
-    if transactions.in_transaction(connection):
+    if in_server_transaction and transactions.in_transaction(connection):
         return "transaction"
     alias = connection.alias
     if scope == "transaction":

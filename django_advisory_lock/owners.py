@@ -45,6 +45,7 @@ class _ThreadOwner(threading.local):
 
 
 _thread = _ThreadOwner()
+_asgiref_thread = getattr(SyncToAsync, "threadlocal", None)
 _task: contextvars.ContextVar[Owner] = contextvars.ContextVar("django_advisory_lock_owner")
 
 
@@ -52,7 +53,7 @@ def current_owner() -> Owner:
     """Return the owner that the calling code acts for."""
     # Under sync_to_async tasks share the thread, so the thread says nothing. asgiref notes the loop on its threads, and
     # in a main thread the note outlives async_to_sync(): hence the second question.
-    loop = getattr(getattr(SyncToAsync, "threadlocal", None), "main_event_loop", None)
+    loop = getattr(_asgiref_thread, "main_event_loop", None)
     return _thread.owner if loop is None or not loop.is_running() else _task_owner()
 
 

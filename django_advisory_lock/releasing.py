@@ -58,7 +58,7 @@ def _unlock(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection) -> 
         )
         return True
     with transactions.open_cursor(connection) as cursor:
-        cursor.execute(sql.unlock(len(hold.key.args), hold.shared), (hold.pid, *hold.key.args))
+        cursor.execute(sql.unlock(len(hold.key.args), hold.shared, hold.pid), hold.key.args)
         answer: object = cursor.fetchone()[0]
     hold.session.drop(hold)
     hold.session.settle(connection)

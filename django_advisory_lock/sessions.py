@@ -202,7 +202,7 @@ class Session:
         for _ in range(self._doubts[key, shared]):
             # The look first: an unlock without a lock leaves a WARNING in the server's log.
             held = ask(raw, sql.IS_OURS, (sql.MODES[shared], *key.pg_locks))
-            if not held or not ask(raw, sql.unlock(len(key.args), shared), (self.guard, *key.args)):
+            if not held or not ask(raw, sql.unlock(len(key.args), shared, self.guard), key.args):
                 break
         del self._doubts[key, shared]
 

@@ -1,4 +1,4 @@
-"""Every statement the library sends: constant text from a closed set of names; values travel as parameters.
+"""Every statement the library sends: text from a closed set of names; values travel as parameters.
 
 The functions are described in "Advisory Lock Functions",
 https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-LOCKS
@@ -6,15 +6,14 @@ https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 
 # Without the casts a number out of range is UndefinedFunction. CAST, not "::", which binds closer than the minus sign
 # that client-side binding puts before a negative number.
 _ARGUMENTS = {1: "CAST(%s AS bigint)", 2: "CAST(%s AS int), CAST(%s AS int)"}
 
-# The guard: true where a pooler gave this statement another server session than the connection was opened with.
-# A NULL parameter switches it off.
-_MISROUTED = "pg_backend_pid() <> CAST(%s AS int)"
+# How many statements are kept as text: a few for each session of the process.
+_KEPT = 4096
 
 # The start of a transaction tells it from the others of its session; as a number it looks the same in every time zone.
 _TRANSACTION_COLUMNS = (
@@ -36,63 +35,80 @@ def _call(verb: str, arity: int, shared: bool, for_transaction: bool) -> str:
     return f"pg_{verb}advisory{level}{'_shared' if shared else ''}({_ARGUMENTS[arity]})"
 
 
-@cache
-def try_lock(arity: int, shared: bool, for_transaction: bool, in_transaction: bool) -> str:
-    """Take the lock if it is free. Parameters: guard, key. Row: pid, taken (NULL: misrouted, nothing taken), …
+def _misrouted(guard: int) -> str:
+    """Whether a pooler gave this statement another server session than its connection was opened with.
 
-    In a transaction the row ends with the transaction's isolation level and its start.
+    The pid is a number that libpq got from the server. As part of the text it is the same for the whole session, and it
+    costs nothing, where each parameter costs some 5 % of a lock.
+    """
+    return f"pg_backend_pid() <> {guard:d}"
+
+
+def _guarded(guard: int | None, expression: str) -> str:
+    return expression if guard is None else f"CASE WHEN {_misrouted(guard)} THEN NULL ELSE {expression} END"
+
+
+def _columns(guard: int | None, in_transaction: bool) -> str:
+    if in_transaction:
+        return f", pg_backend_pid(){_TRANSACTION_COLUMNS}"
+    return "" if guard is not None else ", pg_backend_pid()"
+
+
+@lru_cache(_KEPT)
+def try_lock(arity: int, shared: bool, for_transaction: bool, in_transaction: bool, guard: int | None) -> str:
+    """Take the lock if it is free. Parameters: key. Row: taken (NULL: misrouted, nothing taken).
+
+    Where there is no guard the pid follows, and in a transaction the pid, its isolation level and its start.
     """
     call = _call("try_", arity, shared, for_transaction)
-    more = _TRANSACTION_COLUMNS if in_transaction else ""
-    return f"SELECT pg_backend_pid(), CASE WHEN {_MISROUTED} THEN NULL ELSE {call} END{more}"
+    return f"SELECT {_guarded(guard, call)}{_columns(guard, in_transaction)}"
 
 
-@cache
-def try_lock_unless_held(arity: int, shared: bool, for_transaction: bool, in_transaction: bool) -> str:
-    """Take the lock if it is free, unless this session holds the key already. Parameters: guard, key, the key's row.
+@lru_cache(_KEPT)
+def try_lock_unless_held(
+    arity: int, shared: bool, for_transaction: bool, in_transaction: bool, guard: int | None
+) -> str:
+    """Take the lock if it is free, unless this session holds the key already. Parameters: key, the key's row.
 
     Row: as `try_lock`, and a last column: whether the session held the key, so that nothing was tried.
     """
-    call = _call("try_", arity, shared, for_transaction)
-    more = _TRANSACTION_COLUMNS if in_transaction else ""
+    call = f"CASE WHEN note.held THEN false ELSE {_call('try_', arity, shared, for_transaction)} END"
     # OFFSET 0 keeps the planner from pulling the look down to where it would see the lock just taken.
     return (
-        f"SELECT pg_backend_pid(), CASE WHEN {_MISROUTED} THEN NULL WHEN note.held THEN false ELSE {call} END{more},"
-        f" note.held FROM (SELECT EXISTS (SELECT FROM pg_locks l WHERE l.granted AND l.pid = pg_backend_pid()"
-        f" AND {_KEY_ROWS}) AS held OFFSET 0) AS note"
+        f"SELECT {_guarded(guard, call)}{_columns(guard, in_transaction)}, note.held"
+        f" FROM (SELECT EXISTS (SELECT FROM pg_locks l WHERE l.granted AND l.pid = pg_backend_pid() AND {_KEY_ROWS})"
+        f" AS held OFFSET 0) AS note"
     )
 
 
-@cache
-def wait_lock(arity: int, shared: bool, for_transaction: bool, in_transaction: bool) -> str:
+@lru_cache(_KEPT)
+def wait_lock(arity: int, shared: bool, for_transaction: bool, in_transaction: bool, guard: int | None) -> str:
     """Wait for the lock in the server's queue. Parameters and row as `try_lock`."""
-    call = _call("", arity, shared, for_transaction)
-    more = _TRANSACTION_COLUMNS if in_transaction else ""
-    return f"SELECT pg_backend_pid(), CASE WHEN {_MISROUTED} THEN NULL ELSE {call} IS NOT NULL END{more}"
+    call = f"{_call('', arity, shared, for_transaction)} IS NOT NULL"
+    return f"SELECT {_guarded(guard, call)}{_columns(guard, in_transaction)}"
 
 
-@cache
-def wait_lock_for(arity: int, shared: bool, for_transaction: bool, in_transaction: bool) -> str:
-    """Wait for the lock with a `lock_timeout` of its own. Parameters: guard, milliseconds as text, key.
+@lru_cache(_KEPT)
+def wait_lock_for(arity: int, shared: bool, for_transaction: bool, in_transaction: bool, guard: int | None) -> str:
+    """Wait for the lock with a `lock_timeout` of its own. Parameters: milliseconds as text, key.
 
-    Row: as `wait_lock`; no row at all: misrouted, nothing taken. The session's own `lock_timeout` is read before
+    Row: as `try_lock`; no row at all: misrouted, nothing taken. The session's own `lock_timeout` is read before
     (OFFSET 0 keeps that first) and given back after the wait; on an error the server itself undoes the setting.
     """
     call = _call("", arity, shared, for_transaction)
-    more = _TRANSACTION_COLUMNS if in_transaction else ""
+    misrouted = "" if guard is None else f"WHEN {_misrouted(guard)} THEN false "
     return (
-        f"SELECT pg_backend_pid(), set_config('lock_timeout', own.lock_timeout, true) IS NOT NULL{more}"
+        f"SELECT set_config('lock_timeout', own.lock_timeout, true) IS NOT NULL{_columns(guard, in_transaction)}"
         f" FROM (SELECT current_setting('lock_timeout') AS lock_timeout OFFSET 0) AS own"
-        f" WHERE CASE WHEN {_MISROUTED} THEN false"
-        f" WHEN set_config('lock_timeout', %s, true) IS NOT NULL THEN {call} IS NOT NULL END"
+        f" WHERE CASE {misrouted}WHEN set_config('lock_timeout', %s, true) IS NOT NULL THEN {call} IS NOT NULL END"
     )
 
 
-@cache
-def unlock(arity: int, shared: bool) -> str:
-    """Release one session lock. Parameters: pid of the session that took it, key. NULL: another session."""
-    function = f"pg_advisory_unlock{'_shared' if shared else ''}({_ARGUMENTS[arity]})"
-    return f"SELECT CASE WHEN {_MISROUTED} THEN NULL ELSE {function} END"
+@lru_cache(_KEPT)
+def unlock(arity: int, shared: bool, guard: int | None) -> str:
+    """Release one session lock. Parameters: key. NULL: misrouted, nothing released."""
+    call = f"pg_advisory_unlock{'_shared' if shared else ''}({_ARGUMENTS[arity]})"
+    return f"SELECT {_guarded(guard, call)}"
 
 
 # Whether a server session holds a key in one mode. Parameters: pid, mode, key's row.

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .options import Options
     from .owners import Owner
 
+    Statement = Callable[[int, bool, bool, bool, int | None], str]
+
 MAX_LOCK_TIMEOUT = 2**31 - 1  # milliseconds, the range of PostgreSQL's setting
 
 
@@ -62,9 +64,9 @@ class _Take:
         self.hand_over = hand_over
         self.connection = connection
         self.cursor = cursor
-        self.scope = resolve_scope(key, options.scope, connection)
-        self.session = sessions.attach(connection)
         self.in_transaction = transactions.in_server_transaction(connection)
+        self.scope = resolve_scope(key, options.scope, connection, self.in_transaction)
+        self.session = sessions.attach(connection)
         self.hold: Hold | None = None
         # Nothing can be granted in a transaction that has failed already.
         self.is_hopeless = transactions.is_failed(connection.connection)
@@ -166,15 +168,15 @@ class _Take:
 
     # What the server says
 
-    def _send(self, statement: Callable[[int, bool, bool, bool], str], *params: object) -> Sequence[Any]:
+    def _send(self, statement: Statement, *params: object) -> Sequence[Any]:
         """Send a taking statement, guarded: it has to reach the session that the connection was opened with."""
         # A transaction lock needs no guard: in every pool mode a transaction has one server session.
         for_transaction = self.scope == "transaction"
         guard = None if for_transaction else self.session.guard
-        text = statement(len(self.key.args), self.options.shared, for_transaction, self.in_transaction)
-        self.cursor.execute(text, (guard, *params))
+        text = statement(len(self.key.args), self.options.shared, for_transaction, self.in_transaction, guard)
+        self.cursor.execute(text, params)
         row: Sequence[Any] | None = self.cursor.fetchone()
-        if row is not None and row[1] is not None:
+        if row is not None and row[0] is not None:
             return row
         if self.connection.alias not in conf.session_pooler_aliases():
             raise outcomes.pooler_detected(self._facts())
@@ -182,13 +184,16 @@ class _Take:
         return self._send(statement, *params)
 
     def _granted(self, row: Sequence[Any]) -> bool:
-        if row[1]:
-            if self.in_transaction:
-                self.session.enter_transaction(row[3])
-            self._keep(row[0])
-            if self.in_transaction:
-                self._warn_of_snapshot(row[2])
-        return bool(row[1])
+        if not row[0]:
+            return False
+        if self.in_transaction:
+            _, pid, isolation, start = row[:4]
+            self.session.enter_transaction(start)
+            self._keep(pid)
+            self._warn_of_snapshot(isolation)
+        else:
+            self._keep(row[1] if self.session.guard is None else self.session.guard)
+        return True
 
     def _granted_late(self, locks: list[KeyLock]) -> bool:
         """Whether the lock came after all: a mode that is held already never waits, so a row of ours is this lock."""

@@ -20,8 +20,10 @@ from django_advisory_lock import (
     LockTimeout,
     advisory_lock,
     lock_key,
+    owners,
     try_advisory_lock,
 )
+from django_advisory_lock.owners import current_owner
 from django_advisory_lock.sessions import attach
 from tests.support import OtherSession, Thread, backend_pid, output, spawn, statements, value, wait_until
 
@@ -332,7 +334,7 @@ class TestFork:
             def leave() -> tuple[bool, None]:
                 held = lock.is_held()
                 lock.release()
-                lock._leave(None)
+                lock._leave(None, current_owner())
                 return held, lock.__del__()  # type: ignore[func-returns-value]
 
             assert self.in_child(leave) == "(False, None)"
@@ -359,7 +361,7 @@ class TestFork:
             child.setattr(os, "getpid", lambda: -1)
             with statements(0):
                 lock.release()
-                lock._leave(None)
+                lock._leave(None, current_owner())
                 assert not lock.is_held()
                 assert not lock.lost.is_set()
             lock.__del__()
@@ -524,9 +526,7 @@ class TestMissingInternals:
             connections["default"].atomic_blocks = blocks
 
     def test_the_loop_of_asgiref(self, name: str, other: OtherSession, monkeypatch: pytest.MonkeyPatch) -> None:
-        from asgiref.sync import SyncToAsync
-
-        monkeypatch.delattr(SyncToAsync, "threadlocal")
+        monkeypatch.setattr(owners, "_asgiref_thread", None)
         with advisory_lock(name), advisory_lock(name):
             assert not other.is_free(lock_key(name))
 

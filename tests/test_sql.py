@@ -13,7 +13,7 @@ from django_advisory_lock import LockKey, lock_key, sql
 from tests.support import OtherSession
 
 FLAVOURS = list(itertools.product((1, 2), (False, True), (False, True)))
-Statement = Callable[[int, bool, bool, bool], str]
+Statement = Callable[[int, bool, bool, bool, "int | None"], str]
 
 
 def run(alias: str, statement: str, *params: object) -> tuple[Any, ...]:
@@ -30,27 +30,30 @@ def test_taking(
     statement: Statement, arity: int, shared: bool, for_transaction: bool, alias: str, other: OtherSession
 ) -> None:
     """Takes the lock in its mode, and only where the guard is right or switched off."""
-    text = statement.__wrapped__(arity, shared, for_transaction, True)  # type: ignore[attr-defined]
-    assert text == statement(arity, shared, for_transaction, True)
     key = lock_key(-5) if arity == 1 else LockKey.pair(-5, 5)
     before = ["1000"] if statement is sql.wait_lock_for else []
     after = key.pg_locks if statement is sql.try_lock_unless_held else ()
-    for guard, taken in ((None, True), ("own", True), ("other", False)):
+    guards: list[tuple[str | None, bool]] = [(None, True), ("own", True), ("other", False)]
+    for guard, taken in guards:
         with transaction.atomic(using=alias):
             connections[alias].ensure_connection()
             pid = connections[alias].connection.info.backend_pid
-            row = run(alias, text, {"own": pid, "other": other.pid}.get(str(guard)), *before, *key.args, *after)
-            assert (row is not None and row[1] is True) is taken
+            pids = {"own": pid, "other": other.pid, None: None}
+            flavour = (arity, shared, for_transaction, True, pids[guard])
+            text = statement.__wrapped__(*flavour)  # type: ignore[attr-defined]
+            assert text == statement(*flavour)
+            row = run(alias, text, *before, *key.args, *after)
+            assert (row is not None and row[0] is True) is taken
             assert other.take(key, shared=True) is (shared or not taken)
             other.drop(key, shared=True)
             assert other.take(key) is not taken
             other.drop(key)
             if taken:
-                assert row[0] == pid
+                assert row[1] == pid
                 assert row[2] == "read committed"
                 assert float(row[3]) > 1e9
             if taken and not for_transaction:
-                (freed,) = run(alias, sql.unlock(arity, shared), pid, *key.args)
+                (freed,) = run(alias, sql.unlock(arity, shared, pid), *key.args)
                 assert freed is True
         connections[alias].close()
 
@@ -61,11 +64,11 @@ def test_trying_where_the_key_is_held_already(
 ) -> None:
     """Says so, and takes nothing."""
     key = lock_key(-5) if arity == 1 else LockKey.pair(-5, 5)
-    text = sql.try_lock_unless_held(arity, shared, for_transaction, True)
+    text = sql.try_lock_unless_held(arity, shared, for_transaction, True, None)
     with transaction.atomic():
-        run("default", sql.try_lock(arity, True, True, False), None, *key.args)
-        row = run("default", text, None, *key.args, *key.pg_locks)
-        assert (row[1], row[-1]) == (False, True)
+        run("default", sql.try_lock(arity, True, True, False, None), *key.args)
+        row = run("default", text, *key.args, *key.pg_locks)
+        assert (row[0], row[-1]) == (False, True)
     assert other.is_free(key)
 
 
@@ -73,9 +76,12 @@ def test_trying_where_the_key_is_held_already(
 def test_unlocking(shared: bool, other: OtherSession) -> None:
     """Only on the session that took the lock."""
     key = lock_key(-5)
-    pid, _ = run("default", sql.try_lock(1, shared, False, False), None, *key.args)
-    assert run("default", sql.unlock(1, shared), other.pid, *key.args) == (None,)
+    taken, pid = run("default", sql.try_lock(1, shared, False, False, None), *key.args)
+    assert taken is True
+    assert run("default", sql.try_lock(1, shared, False, False, pid), *key.args) == (True,)
+    assert run("default", sql.unlock(1, shared, None), *key.args) == (True,)
+    assert run("default", sql.unlock(1, shared, other.pid), *key.args) == (None,)
     assert run("default", sql.IS_OURS, sql.MODES[shared], *key.pg_locks) == (True,)
     assert run("default", sql.IS_HELD, pid, sql.MODES[not shared], *key.pg_locks) == (False,)
-    assert run("default", sql.unlock(1, shared), pid, *key.args) == (True,)
+    assert run("default", sql.unlock(1, shared, pid), *key.args) == (True,)
     assert run("default", sql.IS_HELD, pid, sql.MODES[shared], *key.pg_locks) == (False,)

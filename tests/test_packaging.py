@@ -1,0 +1,279 @@
+"""What is shipped, what an import brings along, and that each storey imports only what is below it."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import email
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+import django_advisory_lock
+
+PROJECT = Path(__file__).resolve().parent.parent
+PACKAGE = PROJECT / "django_advisory_lock"
+SECONDS = 110
+
+# The house, from the ground up. Modules on one line may import each other; "" is the facade.
+ORDER = (
+    "exceptions",
+    "conf",
+    "keys",
+    "sql",
+    "notices",
+    "signals",
+    "owners",
+    "sessions",
+    "inspection",
+    "options",
+    "outcomes",
+    "dedicated",
+    "taking",
+    "releasing",
+    "handles",
+    "locks",
+    "semaphores",
+    "models",
+    "guards",
+    "guards.base",
+    "guards.admin guards.command guards.job guards.periodic guards.view",
+    "admin checks doctor management pytest_plugin testing",
+    "apps",
+    "",
+)
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run Python outside the checkout, as somebody does who has just installed the package."""
+    hidden = ("DJANGO_SETTINGS_MODULE", "PYTHONPATH", "PYTHONHOME")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run(
+        list(map(str, command)),
+        check=False,
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout: a build leaves files in the tree that it reads."""
+    target = tmp_path_factory.mktemp("packaging") / "source"
+    ignored = shutil.ignore_patterns(".?*", "__pycache__", "build", "dist", "htmlcov", "*.egg-info")
+    return Path(shutil.copytree(PROJECT, target, ignore=ignored))
+
+
+@pytest.fixture(scope="module")
+def dist(source: Path) -> Path:
+    """The directory with the sdist, and the wheel that was built from the unpacked sdist."""
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", source.parent / "dist", cwd=source)
+    return source.parent / "dist"
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    (wheel,) = dist.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_string(archive.read(name).decode())
+
+
+def shipped() -> set[str]:
+    files = (path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path.relative_to(PROJECT)) for path in files}
+
+
+# -- What is shipped --------------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_has_the_whole_package_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert names == shipped()
+    assert "django_advisory_lock/py.typed" in names
+
+
+def test_the_wheel_has_the_licence(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/LICENSE"))
+        assert archive.read(name) == (PROJECT / "LICENSE").read_bytes()
+
+
+def test_the_wheel_is_for_every_platform(wheel: Path) -> None:
+    assert wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_the_sdist_has_what_it_takes_to_change_the_package(dist: Path) -> None:
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert shipped() <= names
+    assert {"CHANGELOG.md", "LICENSE", "Makefile", "README.md", "pyproject.toml", "setup.cfg"} <= names
+    assert {"tests/settings.py", "tests/test_packaging.py", "testproject/embedded_postgres.py"} <= names
+    assert not [name for name in names if "__pycache__" in name or name.startswith(".")]
+
+
+@pytest.mark.slow
+def test_a_clean_environment_can_use_it(wheel: Path, tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
+    pip = (sys.executable, "-m", "pip", "--python", environment)
+    run(*pip, "install", "--quiet", wheel, "psycopg[binary]", cwd=tmp_path)
+    assert "No broken requirements" in run(*pip, "check", cwd=tmp_path)
+    code = "from django_advisory_lock import *; print(crc32_key('account-sync-42').args)"
+    assert run(environment / "bin" / "python", "-W", "error", "-c", code, cwd=tmp_path) == "(124136801,)\n"
+
+
+def test_metadata(metadata: Message) -> None:
+    config = configparser.ConfigParser()
+    config.read(PROJECT / "setup.cfg")
+    assert metadata["Name"] == "django-advisory-lock"
+    assert metadata["Version"] == config["metadata"]["version"]
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert "MIT" in (metadata["License-Expression"], metadata["License"])
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert str(metadata.get_payload()).strip() == (PROJECT / "README.md").read_text().strip()
+    assert metadata.get_all("Provides-Extra") == ["test", "dev"]
+    classifiers = metadata.get_all("Classifier", [])
+    assert "Typing :: Typed" in classifiers
+    assert "Framework :: Django" in classifiers
+
+
+def test_nothing_is_required_but_django_and_psycopg_and_nothing_is_capped(metadata: Message) -> None:
+    requirements = metadata.get_all("Requires-Dist", [])
+    assert [line for line in requirements if "extra ==" not in line] == ["Django>=5.2", "psycopg>=3.1.12"]
+    assert not [
+        line for line in requirements if any(sign in line.partition(";")[0] for sign in ("<", "~=", "!=", ",<"))
+    ]
+
+
+# -- The facade -------------------------------------------------------------------------------------------------------
+
+
+def test_import_without_settings_and_without_models(tmp_path: Path) -> None:
+    code = f"""if True:
+        import sys
+        sys.path.insert(0, {str(PROJECT)!r})
+        import django_advisory_lock
+        from django.apps import apps
+        from django.conf import settings
+        assert not settings.configured
+        assert not any(apps.all_models.values()), apps.all_models
+        assert not [name for name in sys.modules if name.startswith(("django.contrib.", "django_advisory_lock.models"))]
+    """
+    assert run(sys.executable, "-W", "error", "-c", code, cwd=tmp_path) == ""
+
+
+def test_every_public_name_is_there() -> None:
+    names = django_advisory_lock.__all__
+    assert names == sorted(names)
+    assert len(set(names)) == len(names)
+    assert all(hasattr(django_advisory_lock, name) for name in names)
+
+
+def test_every_name_that_the_facade_imports_is_public() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    imported = {
+        alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert imported - {"annotations"} == set(django_advisory_lock.__all__)
+
+
+# -- The storeys ------------------------------------------------------------------------------------------------------
+
+
+def module_name(path: Path) -> str:
+    """Return the name of a module below the package, of which the facade has none."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def height(module: str) -> int:
+    """Return how far up a module stands; one that ORDER does not name stands where its package does."""
+    for number, names in enumerate(ORDER):
+        if module in names.split(" "):
+            return number
+    assert "." in module, f"{module} has no place in ORDER yet"
+    return height(module.rpartition(".")[0])
+
+
+def executed(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk a tree without what is there for annotations alone, which may look up."""
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield child
+            yield from executed(child)
+
+
+def imports(module: str) -> Iterator[str]:
+    """Yield what a module imports, also inside its functions, by absolute name."""
+    package = f"{PACKAGE.name}.{module}"
+    if MODULES[module].name != "__init__.py":
+        package = package.rpartition(".")[0]
+    for node in executed(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = importlib.util.resolve_name("." * node.level + (node.module or ""), package.rstrip("."))
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def own_module(name: str) -> str | None:
+    """Return the module of this package that an imported name is, or is in."""
+    while name.startswith(f"{PACKAGE.name}."):
+        below = name.partition(".")[2]
+        if below in MODULES:
+            return below
+        name = name.rpartition(".")[0]
+    return "" if name == PACKAGE.name else None
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_imports_upwards(module: str) -> None:
+    imported = {own_module(name) for name in imports(module)} - {None, module}
+    assert [name for name in imported if name is not None and height(name) > height(module)] == []
+
+
+@pytest.mark.parametrize(
+    ("imported", "module"),
+    [
+        ("django_advisory_lock", ""),
+        ("django_advisory_lock.advisory_lock", ""),
+        ("django_advisory_lock.keys", "keys"),
+        ("django_advisory_lock.keys.lock_key", "keys"),
+        ("django_advisory_lock.guards.command.AdvisoryLockCommandMixin", "guards.command"),
+        ("django.db.models", None),
+    ],
+)
+def test_imports_are_recognised(imported: str, module: str | None) -> None:
+    assert own_module(imported) == module
+
+
+def test_imports_are_found() -> None:
+    assert {"django_advisory_lock.locks.advisory_lock", "django_advisory_lock.keys.lock_key"} <= set(imports(""))
+    assert "django_advisory_lock.exceptions.LockTimeout" in set(imports("guards.command"))
