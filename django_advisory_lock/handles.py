@@ -118,6 +118,8 @@ class LockHandle:
         warnings.warn(f"{self!r} was dropped without release().", ResourceWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> Self:
+        if self._hold is not None and not self._hold.noted:
+            raise AdvisoryLockError(f"{self!r}: acquire the lock again.", key=self.key, using=self.using)
         return self
 
     def __exit__(
@@ -146,7 +148,7 @@ class LockHandle:
             self._give_up()
             raise
 
-    def _enter(self, owner: Owner, lock: object = None) -> Self:
+    def _enter(self, owner: Owner, lock: object = None, frame: int = 0) -> Self:
         """Make the attempt at the beginning of a block, which its owner remembers where a lock is named."""
         try:
             self._take(owner)
@@ -154,7 +156,7 @@ class LockHandle:
             if hold is not None and hold.in_transaction and hold.scope == "session":
                 self._savepoint = transactions.BodySavepoint(connections[hold.using], hold.session.savepoints)
             if lock is not None:
-                owner.entered.append((lock, self))
+                owner.entered.append((lock, frame, self))
             return self
         except BaseException:
             self._give_up()
@@ -200,7 +202,7 @@ class LockHandle:
         hold, savepoint = self._hold, self._savepoint
         if hold is None or releasing.is_inherited(hold):
             return
-        if hold.noted and hold.scope == "session" and hold.owner() is not owner:
+        if hold.noted and hold.scope == "session" and hold.owner() not in (owner, None):
             raise AdvisoryLockError(
                 f"The lock {self.key.name!r} on {self.using!r} belongs to another thread or task, and stays. Release it"
                 f" where it was acquired.",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from enum import Enum
+from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from uuid import UUID
@@ -26,6 +27,7 @@ from .conf import UNUSABLE_TEXT, get_namespace
 if TYPE_CHECKING:
     from django.contrib.contenttypes.models import ContentType
 
+_USUAL = frozenset({str, int})
 # What delimits the text that is hashed: namespace RS scope, part US part, scope US purpose, scope GS primary key.
 GS, RS, US = "\x1d", "\x1e", "\x1f"
 
@@ -170,9 +172,16 @@ class KeySource:
 
 def read_parts(parts: tuple[object, ...]) -> LockKey | KeySource:
     """Check what `lock_key` takes, without a look at the settings, so that this may run while modules are imported."""
-    if len(parts) == 1 and type(parts[0]) is str:  # the usual case, and short
-        text = _text(parts[0])
-        return KeySource(text, text)
+    return _read_usual(*parts) if _USUAL.issuperset(map(type, parts)) else _read_all(parts)
+
+
+@lru_cache(1024, typed=True)
+def _read_usual(*parts: object) -> LockKey | KeySource:
+    """Keep what names and numbers come to: most programs use the same few over and over."""
+    return _read_all(parts)
+
+
+def _read_all(parts: tuple[object, ...]) -> LockKey | KeySource:
     plain = tuple(map(_unwrap, parts))
     if len(plain) == 1 and isinstance(plain[0], tuple):
         plain = tuple(map(_unwrap, plain[0]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
@@ -56,7 +57,7 @@ class _Lock:
         return self._handle(self._fixed_key())._take(current_owner())
 
     def __enter__(self) -> LockHandle:
-        return self._handle(self._fixed_key())._enter(current_owner(), self)
+        return self._handle(self._fixed_key())._enter(current_owner(), self, id(sys._getframe(1)))
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -64,12 +65,12 @@ class _Lock:
         handle = None
         try:
             owner = current_owner()
-            handle = owner.leave(self)
+            handle = owner.leave(self, id(sys._getframe(1)))
             if handle is None:
                 raise AdvisoryLockError(f"{self!r}: only the thread or task that entered a block can leave it.")
             handle._leave(exc, owner)
         except BaseException:
-            handle = handle or current_owner().leave(self)
+            handle = handle or current_owner().leave(self, id(sys._getframe(1)))
             if handle is not None:
                 handle._give_up()
             raise

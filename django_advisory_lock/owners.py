@@ -23,15 +23,20 @@ class Owner:
     """A thread or a task, as far as its locks go."""
 
     def __init__(self) -> None:
-        self.entered: list[tuple[object, LockHandle]] = []
+        self.entered: list[tuple[object, int, LockHandle]] = []
         self.holds: WeakSet[Hold] = WeakSet()
 
-    def leave(self, lock: object) -> LockHandle | None:
-        """Return the handle of the innermost `with` block of a lock, or None where this owner has entered none."""
-        for index in range(len(self.entered) - 1, -1, -1):
-            if self.entered[index][0] is lock:
-                return self.entered.pop(index)[1]
-        return None
+    def leave(self, lock: object, frame: int) -> LockHandle | None:
+        """Return the handle of the `with` block of a lock that ends, or None where this owner has entered none.
+
+        Generators may end the blocks of one lock in any order: its own frame tells which is meant. Where an ExitStack
+        stands in between, it is the innermost.
+        """
+        blocks = [index for index, (entered, *_) in enumerate(self.entered) if entered is lock]
+        for index in reversed(blocks):
+            if self.entered[index][1] == frame:
+                return self.entered.pop(index)[2]
+        return self.entered.pop(blocks[-1])[2] if blocks else None
 
     @property
     def is_vacant(self) -> bool:

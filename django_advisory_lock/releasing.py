@@ -33,14 +33,18 @@ def release(hold: Hold, savepoint: transactions.BodySavepoint | None = None, *, 
             sessions.close_if_dead(connection)
             raise lost(hold, "its connection was closed, or replaced by another one")
         try:
-            try:
-                if savepoint is not None:
-                    savepoint.end(connection, raw, raised=raised)
-            finally:
-                answer = _unlock(hold, connection, raw)
+            if savepoint is not None:
+                savepoint.end(connection, raw, raised=raised)
+        except BaseException:
+            _free(hold, connection)
+            raise
+        try:
+            answer = _unlock(hold, connection, raw)
         except BaseException as error:
-            # Without a hold any more it is the error of the savepoint.
-            if not hold.noted or not _unlock_otherwise(hold, connection, raw, error):
+            _free(hold, connection)
+            if isinstance(error, Error) and raw.closed:
+                raise lost(hold, "its session has ended") from error
+            if not isinstance(error, Error) or session.is_doubtful(hold.key, hold.shared):
                 raise
             return
         if answer is not True:
@@ -65,17 +69,12 @@ def _unlock(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection) -> 
     return answer
 
 
-def _unlock_otherwise(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection, error: BaseException) -> bool:
-    """Free a lock whose unlock failed, past Django's cursor, or else by closing the session. True where all is well."""
-    session = hold.session
-    session.disown(hold)
-    session.settle(connection)
+def _free(hold: Hold, connection: BaseDatabaseWrapper) -> None:
+    """Free a lock after a failure: past Django's cursor, or by closing the session, or at the next chance."""
+    if hold.noted:
+        hold.session.disown(hold)
+    hold.session.settle(connection)
     sessions.close_if_dead(connection)
-    if not isinstance(error, Error):
-        return False
-    if raw.closed:
-        raise lost(hold, "its session has ended") from error
-    return not session.is_doubtful(hold.key, hold.shared)
 
 
 def lost(hold: Hold, reason: str) -> LockLost:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary, ref
 
 import psycopg
+from django.conf import settings
 from django.db import connections
 from django.utils.connection import ConnectionDoesNotExist
+from psycopg.pq import TransactionStatus
 
 from . import sql
 from .exceptions import LockUnsupported
@@ -120,8 +122,7 @@ class Session:
             self._holds.pop(hold.key.args, None)
         if hold.scope == "session":
             self.unpin(hold)
-            if self._is_pooled:
-                self._unmark()
+            self.unmark()
         owner = hold.owner()
         if owner is not None:
             owner.holds.discard(hold)
@@ -145,6 +146,18 @@ class Session:
     def covers(self, key: LockKey) -> bool:
         """Whether the session holds the key exclusively, so that a shared lock on it is there for the asking."""
         return any(not hold.shared for hold in self.on(key))
+
+    def transaction_hold(self, key: LockKey, shared: bool, owner: Owner) -> Hold | None:
+        """Return the transaction lock that this owner holds on the key in this mode for certain, if any."""
+        for hold in self.on(key):
+            if hold.scope == "transaction" and hold.shared is shared and hold.owner() is owner and hold.is_certain:
+                return hold
+        return None
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether any session lock is held here."""
+        return bool(self._pinning)
 
     def has_session_lock(self, key: LockKey, shared: bool) -> bool:
         """Whether a session lock on the key is held in just this mode."""
@@ -186,13 +199,13 @@ class Session:
         while self.abandoned:
             self.disown(self.abandoned.popleft())
         raw = self.raw()
-        if raw is None or raw.closed or is_failed(raw):
+        if raw is None or raw.closed or is_failed(raw) or connection.connection is not raw:
             return
         try:
             for key, shared in list(self._doubts):
                 if not self.has_session_lock(key, shared):
                     self._free(raw, key, shared)
-            self._unmark()
+            self.unmark()
         except BaseException as error:
             end(connection, self)
             if not isinstance(error, Exception):
@@ -216,8 +229,7 @@ class Session:
         self._pinning.add(hold)
         if connection.close_at is not None:
             self._close_at, connection.close_at = connection.close_at, None
-        if self._is_pooled:
-            self.mark_for_discard(raw)
+        self.mark_for_discard(raw)
 
     def unpin(self, hold: Hold) -> None:
         """Let Django recycle the connection again once no session lock is left. Safe in a finaliser."""
@@ -239,14 +251,28 @@ class Session:
         else:
             self._expire_at, raw._expire_at = expire_at, 0.0
 
-    def _unmark(self) -> None:
+    def unmark(self) -> None:
+        """Let the pool keep the connection again, unless a lock is held on it or left in doubt."""
+        if self._expire_at is None or self._pinning or self._doubts or self.abandoned:
+            return
         raw = self.raw()
-        if self._expire_at is not None and raw is not None and not (self._pinning or self._doubts or self.abandoned):
+        if raw is not None:
             raw._expire_at, self._expire_at = self._expire_at, None
 
 
 _sessions: WeakKeyDictionary[RawConnection, Session] = WeakKeyDictionary()
 _inherited: list[RawConnection] = []
+
+
+def _mark_inherited() -> None:
+    """Run in a forked child: the connections of the thread that forked are the parent's, locks or not."""
+    if settings.configured:
+        for connection in connections.all(initialized_only=True):
+            if isinstance(connection.connection, psycopg.Connection):
+                attach(connection).process = 0
+
+
+os.register_at_fork(after_in_child=_mark_inherited)
 
 
 def connection_for(alias: str) -> BaseDatabaseWrapper:
@@ -284,6 +310,10 @@ def end(connection: BaseDatabaseWrapper, session: Session) -> None:
     raw = session.raw()
     if raw is not None and connection.connection is raw:
         session.mark_for_discard(raw)
+        with contextlib.suppress(Exception):
+            if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                # A statement that waits for a lock goes on waiting without its client. cancel_safe: psycopg 3.2.
+                getattr(raw, "cancel_safe", raw.cancel)()
         with contextlib.suppress(Exception):
             connection.close()
 

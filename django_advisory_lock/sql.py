@@ -70,14 +70,14 @@ def try_lock_unless_held(
 ) -> str:
     """Take the lock if it is free, unless this session holds the key already. Parameters: key, the key's row.
 
-    Row: as `try_lock`, and a last column: whether the session held the key, so that nothing was tried.
+    Row: as `try_lock`, and a last column: the modes in which the session held the key; if any, nothing was tried.
     """
-    call = f"CASE WHEN note.held THEN false ELSE {_call('try_', arity, shared, for_transaction)} END"
+    call = f"CASE WHEN cardinality(note.held) > 0 THEN false ELSE {_call('try_', arity, shared, for_transaction)} END"
     # OFFSET 0 keeps the planner from pulling the look down to where it would see the lock just taken.
     return (
         f"SELECT {_guarded(guard, call)}{_columns(guard, in_transaction)}, note.held"
-        f" FROM (SELECT EXISTS (SELECT FROM pg_locks l WHERE l.granted AND l.pid = pg_backend_pid() AND {_KEY_ROWS})"
-        f" AS held OFFSET 0) AS note"
+        f" FROM (SELECT ARRAY(SELECT l.mode FROM pg_locks l WHERE l.granted AND l.pid = pg_backend_pid()"
+        f" AND {_KEY_ROWS}) AS held OFFSET 0) AS note"
     )
 
 

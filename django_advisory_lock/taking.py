@@ -68,24 +68,31 @@ class _Take:
         self.scope = resolve_scope(key, options.scope, connection, self.in_transaction)
         self.session = sessions.attach(connection)
         self.hold: Hold | None = None
-        # Nothing can be granted in a transaction that has failed already.
-        self.is_hopeless = transactions.is_failed(connection.connection)
+        # In a transaction that has failed already nothing is sent, or nothing done.
+        self.is_hopeless = connection.needs_rollback or transactions.is_failed(connection.connection)
+        self.is_sent = False
 
     def run(self) -> None:
+        raw = self.connection.connection
+        if self.scope == "session":
+            # Whoever closes the connection meanwhile must not hand a lock to the pool's next borrower.
+            self.session.mark_for_discard(raw)
         try:
             self.session.settle(self.connection)
-            if not self.in_transaction or transactions.is_idle(self.connection.connection):
+            if not self.in_transaction or transactions.is_idle(raw):
                 self.session.enter_transaction(None)
             self._take()
         except (LockNotAcquired, PoolerDetected):
             raise  # said after a look at the server, or where nothing was taken
         except BaseException as error:
             if not self.is_hopeless:
-                self._give_back()
+                self._clean_up()
             ours = outcomes.of_database_error(self._facts(), error)
             if ours is None:
                 raise
             raise ours from error
+        finally:
+            self.session.unmark()
 
     # The ways to the lock
 
@@ -105,17 +112,15 @@ class _Take:
     def _try(self) -> bool:
         """Try once, as another process would see it: an owner that shares the session counts as one."""
         with self.session.mutex:
-            held = False
             uncertain = self.session.uncertain(self.key)
             if uncertain:
                 row = self._send(sql.try_lock_unless_held, *self.key.args, *self.key.pg_locks)
-                held = bool(row and row[-1])
                 for hold in uncertain:
-                    if held:
+                    if sql.MODES[hold.shared] in row[-1]:
                         hold.marker = transactions.transaction_marker(self.connection)
                     else:
                         self.session.drop(hold)
-                if not held:
+                if not row[-1]:
                     return self._granted(row)
             if self.session.refuses(self.key, self.options.shared, self.owner):
                 return False
@@ -174,7 +179,12 @@ class _Take:
         for_transaction = self.scope == "transaction"
         guard = None if for_transaction else self.session.guard
         text = statement(len(self.key.args), self.options.shared, for_transaction, self.in_transaction, guard)
-        self.cursor.execute(text, params)
+        if self.connection.execute_wrappers:
+            with self.connection.execute_wrapper(self._note_sent):
+                self.cursor.execute(text, params)
+        else:
+            self.is_sent = True
+            self.cursor.execute(text, params)
         row: Sequence[Any] | None = self.cursor.fetchone()
         if row is not None and row[0] is not None:
             return row
@@ -182,6 +192,11 @@ class _Take:
             raise outcomes.pooler_detected(self._facts())
         self.session.guard = None
         return self._send(statement, *params)
+
+    def _note_sent(self, execute: Callable[..., Any], *args: Any) -> Any:
+        """Run as the innermost wrapper: the others may have sent nothing."""
+        self.is_sent = True
+        return execute(*args)
 
     def _granted(self, row: Sequence[Any]) -> bool:
         if not row[0]:
@@ -204,6 +219,12 @@ class _Take:
         return False
 
     def _keep(self, pid: int) -> None:
+        if self.scope == "transaction":
+            # The server frees a transaction lock once, however often it was taken.
+            self.hold = self.session.transaction_hold(self.key, self.options.shared, self.owner)
+            if self.hold is not None:
+                self.hand_over(self.hold)
+                return
         self.hold = Hold(
             self.session,
             self.connection,
@@ -239,7 +260,7 @@ class _Take:
         raw = hold.session.raw()
         return (
             hold.key == self.key
-            and hold.noted
+            and hold.is_certain
             and hold.session is not self.session
             and hold.session.process == self.session.process
             and hold.using == self.connection.alias
@@ -248,18 +269,20 @@ class _Take:
             and not raw.closed
         )
 
-    def _give_back(self) -> None:
+    def _clean_up(self) -> None:
         """Free what a failed statement may have been granted. A session that cannot be asked is closed."""
-        session, shared = self.session, self.options.shared
+        raw, session, shared = self.connection.connection, self.session, self.options.shared
         with session.mutex:
-            raw = session.raw()
-            if self.scope == "session" and raw is not None:
+            if self.is_sent and self.scope == "session":
                 if self.hold is not None:
                     session.drop(self.hold)
                 session.doubt(self.key, shared)
-                if transactions.is_failed(raw) and not session.has_session_lock(self.key, shared):
+                if raw is not None and transactions.is_failed(raw) and not session.is_pinned:
                     sessions.end(self.connection, session)
                 session.settle(self.connection)
+            if raw is not None and transactions.is_failed(raw) and self.connection.in_atomic_block:
+                # Our error is none of the database's: caught, it would let the block end as if all were well.
+                self.connection.set_rollback(True)
             sessions.close_if_dead(self.connection)
 
     def _timed_out(self, locks: list[KeyLock] | None = None) -> LockTimeout:

@@ -188,6 +188,25 @@ class TestBlocks:
         with shared as lock:
             assert lock
 
+    def test_generators_may_end_their_blocks_in_any_order(self, name: str, other: OtherSession) -> None:
+        shared = advisory_lock(name)
+
+        def hold() -> Iterator[LockHandle]:
+            with shared as lock:
+                yield lock
+
+        with override_settings(ADVISORY_LOCK_NAMESPACE="a"):
+            first = hold()
+            a = next(first).key
+        with override_settings(ADVISORY_LOCK_NAMESPACE="b"):
+            second = hold()
+            b = next(second).key
+        first.close()  # type: ignore[attr-defined]
+        assert other.is_free(a)
+        assert not other.is_free(b)
+        second.close()  # type: ignore[attr-defined]
+        assert other.is_free(b)
+
     def test_a_block_is_left_by_whoever_entered_it(self, name: str, other: OtherSession) -> None:
         lock = advisory_lock(name)
         lock.__enter__()
@@ -224,6 +243,13 @@ class TestByHand:
         with transaction.atomic(), advisory_lock(name, scope="session") as lock:
             lock.release()
             assert other.is_free(lock_key(name))
+
+    def test_a_handle_that_is_over_guards_no_block(self, name: str, other: OtherSession) -> None:
+        lock = advisory_lock(name).acquire()
+        with lock:
+            pass
+        with pytest.raises(AdvisoryLockError, match="acquire the lock again"), lock:
+            pytest.fail("ran without the lock")
 
     def test_a_busy_try_by_hand_is_false(self, name: str, other: OtherSession) -> None:
         other.take(lock_key(name))
@@ -549,6 +575,14 @@ class TestStatements:
                 backend_pid()
                 with statements(1), advisory_lock(name):
                     pass
+
+    def test_a_lock_taken_often_in_one_transaction_is_noted_once(self, name: str, other: OtherSession) -> None:
+        from django_advisory_lock.sessions import attach
+
+        with transaction.atomic():
+            locks = [advisory_lock(name).acquire() for _ in range(50)]
+            assert len(attach(connections["default"]).on(lock_key(name))) == 1
+            assert all(lock.is_held() for lock in locks)
 
     def test_a_loop_over_transactions_leaves_nothing_in_this_process(self, name: str, other: OtherSession) -> None:
         from django_advisory_lock.sessions import attach

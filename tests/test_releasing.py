@@ -433,6 +433,16 @@ class TestSavepoints:
             assert new.is_held()
             assert not old.is_held()
 
+    def test_another_mode_of_the_key_revives_nothing(self, name: str, other: OtherSession) -> None:
+        with advisory_lock(name, shared=True, scope="session"), pytest.raises(LockLost), transaction.atomic():
+            block = advisory_lock(name)
+            with pytest.raises(KeyError), transaction.atomic():
+                block.__enter__()
+                raise KeyError
+            with advisory_lock(name, shared=True):
+                pass
+            block.__exit__(None, None, None)
+
     def test_nested_after_a_savepoint_that_has_nothing_to_do_with_it(self, name: str, other: OtherSession) -> None:
         with transaction.atomic():
             first = advisory_lock(name).acquire()
@@ -489,6 +499,18 @@ class TestFailingReleases:
             work()
         assert other.is_free(lock_key(name))
 
+    def test_an_interrupt_at_the_savepoint_stays_itself(self, name: str, other: OtherSession) -> None:
+        def interrupt(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+            if sql.startswith("RELEASE SAVEPOINT"):
+                raise KeyboardInterrupt
+            return execute(sql, params, many, context)
+
+        with transaction.atomic():
+            with pytest.raises(KeyboardInterrupt), connection.execute_wrapper(interrupt):
+                with advisory_lock(name, scope="session"):
+                    pass
+            assert other.is_free(lock_key(name))
+
     def test_before_the_block_began(self, name: str, other: OtherSession) -> None:
         """The lock is there, the savepoint around the body fails."""
 
@@ -509,7 +531,7 @@ class TestFailingReleases:
 
         lock, leave = advisory_lock(name), Owner.leave
 
-        def interrupted_once(owner: Owner, lock: object) -> LockHandle | None:
+        def interrupted_once(owner: Owner, lock: object, frame: int) -> LockHandle | None:
             monkeypatch.setattr(Owner, "leave", leave)
             raise KeyboardInterrupt
 

@@ -143,6 +143,31 @@ class TestPool:
         connections["pooled"].close()
         other.wait_until_free(lock_key(name, 2))
 
+    def test_a_transaction_lock_of_an_earlier_borrower_is_not_in_the_way(self, name: str, other: OtherSession) -> None:
+        """Two sessions that take turns, as a pool lends them: the note of a transaction that is over ends no wait."""
+        with transaction.atomic():
+            advisory_lock(name).acquire()
+        old, connection.connection = connection.connection, None
+        with advisory_lock(name) as lock:
+            assert lock
+        connection.close()
+        connection.connection = old
+
+    def test_a_wrapper_that_closes_the_connection(self, name: str, other: OtherSession) -> None:
+        """The next borrower gets no session with a lock that was granted meanwhile."""
+
+        def close_and_raise(execute: Any, sql: str, params: Any, many: bool, context: Any) -> None:
+            execute(sql, params, many, context)
+            connections["pooled"].close()
+            raise RuntimeError
+
+        pid = backend_pid("pooled")
+        with pytest.raises(RuntimeError), connections["pooled"].execute_wrapper(close_and_raise):
+            advisory_lock(name, using="pooled").acquire()
+        other.wait_until_free(lock_key(name))
+        assert backend_pid("pooled") != pid
+        connections["pooled"].close()
+
     def test_a_holder_needs_no_second_connection(self, name: str, other: OtherSession) -> None:
         """Case 33: one connection in the pool, four threads that lock and query."""
 
@@ -316,6 +341,17 @@ class TestFork:
             assert lock.is_held()
             assert backend_pid() == pid
 
+    def test_a_connection_that_never_held_a_lock(self, name: str, other: OtherSession) -> None:
+        pid = backend_pid()
+
+        def take() -> tuple[bool, bool]:
+            lock = try_advisory_lock(name).acquire()
+            return lock.acquired, backend_pid() != pid
+
+        assert self.in_child(take) == "(True, True)"
+        other.wait_until_free(lock_key(name))  # with the child's own session
+        assert backend_pid() == pid
+
     def test_a_child_waits_as_another_process_does(self, name: str, other: OtherSession) -> None:
         with advisory_lock(name):
 
@@ -463,13 +499,10 @@ class TestDoubts:
             Thread(hold).result()
             gc.collect()
             assert not try_advisory_lock(name).acquire()
-            with pytest.raises(AdvisoryLockError):
-                handles[0].release()
-            with pytest.warns(ResourceWarning):
-                handles.clear()
-                gc.collect()
+            handles[0].release()  # by whoever has the handle and the session
             with advisory_lock(name):
                 pass
+            assert other.is_free(lock_key(name))
         finally:
             shared.dec_thread_sharing()
 

@@ -520,9 +520,11 @@ class TestLateGrants:
         def raise_it(sql: str) -> None:
             raise KeyboardInterrupt
 
-        with pytest.raises(KeyboardInterrupt), wrapped(before=raise_it):
-            advisory_lock(name).acquire()
+        other.take(lock_key(name))
+        with pytest.raises(KeyboardInterrupt), wrapped(after=raise_it):
+            try_advisory_lock(name).acquire()
         assert notices == []
+        other.drop(lock_key(name))
 
     @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
     @pytest.mark.parametrize("arguments", ["", ", timeout=60", ", poll_interval=0.05"])
@@ -602,6 +604,66 @@ class TestLateGrants:
             with wrapped(after=fail_after):
                 advisory_lock(name, scope="session").acquire()
         other.wait_until_free(key)
+        assert backend_pid()
+
+    def test_what_was_never_sent_frees_nothing(self, name: str, other: OtherSession) -> None:
+        """The application may hold the same key by SQL of its own, as while an older helper is replaced."""
+
+        def forbid(sql: str) -> None:
+            raise RuntimeError
+
+        key = lock_key(name)
+        value("SELECT pg_advisory_lock(%s) IS NULL", key.args)
+        with pytest.raises(RuntimeError), wrapped(before=forbid):
+            advisory_lock(name).acquire()
+        with transaction.atomic():
+            transaction.set_rollback(True)
+            with pytest.raises(transaction.TransactionManagementError):
+                advisory_lock(name, scope="session").acquire()
+        assert not other.is_free(key)
+        assert value("SELECT pg_advisory_unlock(%s)", key.args)
+
+    def test_a_try_that_is_cancelled_lets_no_transaction_end_as_if_all_were_well(
+        self, name: str, other: OtherSession
+    ) -> None:
+        def cancel(sql: str) -> None:
+            if "pg_try" in sql:
+                with connection.wrap_database_errors:
+                    connection.connection.execute("DO $$ BEGIN RAISE SQLSTATE '57014'; END $$")
+
+        with advisory_lock(name, "outer") as outer:
+            with transaction.atomic():
+                Account.objects.create(name=name)
+                with pytest.raises(LockNotAcquired), wrapped(before=cancel):
+                    advisory_lock(name, timeout=1, poll_interval=0.01).acquire()
+                with pytest.raises(transaction.TransactionManagementError):
+                    backend_pid()
+            with transaction.atomic(), pytest.raises(LockNotAcquired), wrapped(after=cancel):
+                try_advisory_lock(name, scope="session").acquire()
+            assert outer.is_held(), "a failed try cost another lock its session"
+        assert not Account.objects.filter(name=name).exists()
+        assert other.is_free(lock_key(name))
+
+    def test_a_signal_handler_that_raises_leaves_no_waiter_behind(self, name: str, other: OtherSession) -> None:
+        """psycopg cancels for KeyboardInterrupt only, and a server does not notice that a waiter's client is gone."""
+
+        class TimeLimitExceeded(Exception):
+            pass
+
+        def raise_it(*args: object) -> None:
+            raise TimeLimitExceeded
+
+        key = lock_key(name)
+        other.take(key)
+        before = signal.signal(signal.SIGALRM, raise_it)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(TimeLimitExceeded):
+                advisory_lock(name).acquire()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        wait_until(lambda: other.waiters(key) == 0, "no waiter")
         assert backend_pid()
 
     def test_where_django_refuses_to_send_anything_the_session_stays_too(self, name: str, other: OtherSession) -> None:
