@@ -32,6 +32,8 @@ class Owner:
         Generators may end the blocks of one lock in any order: its own frame tells which is meant. Where an ExitStack
         stands in between, it is the innermost.
         """
+        if self.entered and self.entered[-1][0] is lock and self.entered[-1][1] == frame:
+            return self.entered.pop()[2]
         blocks = [index for index, (entered, *_) in enumerate(self.entered) if entered is lock]
         for index in reversed(blocks):
             if self.entered[index][1] == frame:

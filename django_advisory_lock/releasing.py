@@ -23,14 +23,15 @@ def release(hold: Hold, savepoint: transactions.BodySavepoint | None = None, *, 
     In a failed transaction nothing can be sent: that is logged, and the next lock operation on the session frees the
     lock.
     """
-    session, connection = hold.session, connections[hold.using]
+    session, connection = hold.session, hold.connection()
     with session.mutex:
         if not hold.noted:
             return  # released inside its block
-        raw = _open_raw(hold, connection)
-        if raw is None:
+        raw = session.raw()
+        if raw is None or raw.closed or connection is None or connection.connection is not raw:
             session.disown(hold)
-            sessions.close_if_dead(connection)
+            if connection is not None:
+                sessions.close_if_dead(connection)
             raise lost(hold, "its connection was closed, or replaced by another one")
         try:
             if savepoint is not None:
@@ -112,15 +113,11 @@ def is_held(hold: Hold) -> bool:
 
 def end_transaction_block(hold: Hold) -> None:
     """Raise LockLost where a transaction lock is gone before its block ends. Asks the server only in doubt."""
-    raw = _open_raw(hold, connections[hold.using])
-    if raw is None or not hold.noted:
+    raw, connection = hold.session.raw(), hold.connection()
+    is_open = raw is not None and not raw.closed and connection is not None and connection.connection is raw
+    if raw is None or not is_open or not hold.noted:
         raise lost(hold, "its transaction has ended")
     # In a failed transaction nothing can be asked, and nothing that was written under the lock is committed.
     if not hold.is_certain and not transactions.is_failed(raw) and not is_held(hold):
         hold.session.drop(hold)
         raise lost(hold, "its transaction, or the savepoint that it was taken in, was ended inside the block")
-
-
-def _open_raw(hold: Hold, connection: BaseDatabaseWrapper) -> RawConnection | None:
-    raw = hold.session.raw()
-    return None if raw is None or raw.closed or connection.connection is not raw else raw

@@ -98,7 +98,7 @@ class Session:
         self.savepoints: list[object] = []
         self._pinning: set[Hold] = set()
         self._close_at: float | None = None
-        self._is_pooled = getattr(raw, "_pool", None) is not None
+        self.is_pooled = getattr(raw, "_pool", None) is not None
         self._expire_at: float | None = None
 
     # What is held
@@ -122,7 +122,8 @@ class Session:
             self._holds.pop(hold.key.args, None)
         if hold.scope == "session":
             self.unpin(hold)
-            self.unmark()
+            if self.is_pooled:
+                self.unmark()
         owner = hold.owner()
         if owner is not None:
             owner.holds.discard(hold)
@@ -227,9 +228,10 @@ class Session:
             return
         # In this order: a finaliser may come in between, and unpin another lock.
         self._pinning.add(hold)
+        if self.is_pooled:
+            self.mark_for_discard(raw)
         if connection.close_at is not None:
             self._close_at, connection.close_at = connection.close_at, None
-        self.mark_for_discard(raw)
 
     def unpin(self, hold: Hold) -> None:
         """Let Django recycle the connection again once no session lock is left. Safe in a finaliser."""
@@ -242,7 +244,7 @@ class Session:
 
     def mark_for_discard(self, raw: RawConnection) -> None:
         """See to it that a pool closes the connection when it is given back, before anybody can borrow it."""
-        if not self._is_pooled or self._expire_at is not None:
+        if not self.is_pooled or self._expire_at is not None:
             return
         # psycopg_pool 3.1 to 3.3: putconn() closes a connection that has expired.
         expire_at = getattr(raw, "_expire_at", None)

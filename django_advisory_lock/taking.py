@@ -69,12 +69,14 @@ class _Take:
         self.session = sessions.attach(connection)
         self.hold: Hold | None = None
         # In a transaction that has failed already nothing is sent, or nothing done.
-        self.is_hopeless = connection.needs_rollback or transactions.is_failed(connection.connection)
+        self.is_hopeless = self.in_transaction and (
+            connection.needs_rollback or transactions.is_failed(connection.connection)
+        )
         self.is_sent = False
 
     def run(self) -> None:
         raw = self.connection.connection
-        if self.scope == "session":
+        if self.session.is_pooled and self.scope == "session":
             # Whoever closes the connection meanwhile must not hand a lock to the pool's next borrower.
             self.session.mark_for_discard(raw)
         try:
@@ -92,7 +94,8 @@ class _Take:
                 raise
             raise ours from error
         finally:
-            self.session.unmark()
+            if self.session.is_pooled:
+                self.session.unmark()
 
     # The ways to the lock
 

@@ -14,6 +14,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from email.message import Message
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -24,32 +25,11 @@ PROJECT = Path(__file__).resolve().parent.parent
 PACKAGE = PROJECT / "django_advisory_lock"
 SECONDS = 110
 
-# The house, from the ground up. Modules on one line may import each other; "" is the facade.
-ORDER = (
-    "exceptions",
-    "conf",
-    "keys",
-    "sql",
-    "notices",
-    "signals",
-    "owners",
-    "sessions",
-    "inspection",
-    "options",
-    "outcomes",
-    "dedicated",
-    "taking",
-    "releasing",
-    "handles",
-    "locks",
-    "semaphores",
-    "models",
-    "guards",
-    "guards.base",
-    "guards.admin guards.command guards.job guards.periodic guards.view",
-    "admin checks doctor management pytest_plugin testing",
-    "apps",
-    "",
+# The upper floors of the house. All else is the ground floor, and "" is the facade, which stands on top.
+UPPER_FLOORS = (
+    {"guards", "models"},
+    {"admin", "apps", "checks", "doctor", "management", "pytest_plugin", "testing"},
+    {""},
 )
 
 
@@ -213,13 +193,10 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def height(module: str) -> int:
-    """Return how far up a module stands; one that ORDER does not name stands where its package does."""
-    for number, names in enumerate(ORDER):
-        if module in names.split(" "):
-            return number
-    assert "." in module, f"{module} has no place in ORDER yet"
-    return height(module.rpartition(".")[0])
+def floor(module: str) -> int:
+    """Return how far up a module stands: with the package that it is in."""
+    top = module.partition(".")[0]
+    return next((number for number, names in enumerate(UPPER_FLOORS, 1) if top in names), 0)
 
 
 def executed(node: ast.AST) -> Iterator[ast.AST]:
@@ -253,10 +230,24 @@ def own_module(name: str) -> str | None:
     return "" if name == PACKAGE.name else None
 
 
+def imported_modules(module: str) -> set[str]:
+    return {found for name in imports(module) if (found := own_module(name)) is not None} - {module}
+
+
 @pytest.mark.parametrize("module", MODULES)
-def test_no_module_imports_upwards(module: str) -> None:
-    imported = {own_module(name) for name in imports(module)} - {None, module}
-    assert [name for name in imported if name is not None and height(name) > height(module)] == []
+def test_no_module_imports_from_a_floor_above(module: str) -> None:
+    assert [found for found in imported_modules(module) if floor(found) > floor(module)] == []
+
+
+def test_each_module_has_a_place_above_all_that_it_imports() -> None:
+    graph = {module: imported_modules(module) for module in MODULES}
+    order = list(TopologicalSorter(graph).static_order())  # CycleError names those that import one another
+    assert order.index("exceptions") < order.index("keys") < order.index("locks") < order.index("guards.command")
+
+
+def test_floors() -> None:
+    modules = ("keys", "guards.command", "management.commands.advisory_lock", "")
+    assert [floor(module) for module in modules] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+# Needs Python 3.10 or later with venv, and nothing else. Paths are relative, so that the project may live anywhere.
+
+PYTHON ?= python3
+python := .venv/bin/python
+# The last thing that a finished installation writes: a half-made one is not taken for it.
+installed := .venv/.installed
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test lint stop clean .venv
+
+help:
+	@echo 'make demo    show the locks at work in a small shop'
+	@echo 'make test    run the tests, with branch coverage'
+	@echo 'make lint    check style and types'
+	@echo 'make stop    end the embedded PostgreSQL server'
+	@echo 'make clean   end it, and remove its data and all that these targets made'
+	@echo 'make .venv   only install; PYTHON=python3.13 make .venv chooses the interpreter'
+	@echo
+	@echo 'DATABASE_URL, or PGHOST and its relatives, name another server than the embedded one.'
+
+demo: $(installed)
+	@$(python) manage.py demo
+
+# Coverage of everything is shown, that of the package is required.
+test: $(installed)
+	@$(python) -X dev -m coverage run -m pytest
+	@$(python) -m coverage report --include='tests/*'
+	@$(python) -m coverage report --include='django_advisory_lock/*' --fail-under=100
+
+# The plugin of mypy imports the settings: with a server named, none is started for it.
+lint: $(installed)
+	$(python) -m ruff check
+	$(python) -m ruff format --check
+	DATABASE_URL=postgres:///lint $(python) -m mypy
+
+stop:
+	@if [ -e $(installed) ]; then $(python) -m testproject.embedded_postgres down; \
+	else echo 'There is no .venv, so no server was started from it.'; fi
+
+clean:
+	@if [ -e $(installed) ]; then $(python) -m testproject.embedded_postgres wipe || true; fi
+	rm -rf .venv .coverage .coverage.* htmlcov .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info
+	find . -name '.?*' -prune -o -name __pycache__ -prune -exec rm -rf {} +
+
+.venv: $(installed)
+
+$(installed): setup.cfg
+	@command -v "$(PYTHON)" >/dev/null || \
+		{ echo 'There is no $(PYTHON): install Python 3.10 or later, or name one: make PYTHON=...' >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo 'Python 3.10 or later is needed; $(PYTHON) is too old. Name another: make PYTHON=...' >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' || \
+		{ echo '$(PYTHON) comes without venv. On Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
+	@if [ -e $@ ]; then $(python) -m testproject.embedded_postgres down || true; fi
+	@rm -f $@
+	@echo 'Installing into .venv ...'
+	@"$(PYTHON)" -m venv --clear .venv
+	@$(python) -m pip install -qq --editable '.[dev]'
+	@touch $@
