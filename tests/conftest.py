@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import uuid
 from collections.abc import Iterator
 
@@ -11,6 +12,9 @@ from django.test.utils import setup_databases, teardown_databases
 from pytest_django import DjangoDbBlocker
 
 from tests.support import OtherSession, parameters
+
+# A shell lets its background jobs ignore Ctrl-C, and every process that the tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

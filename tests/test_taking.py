@@ -541,11 +541,14 @@ class TestLateGrants:
             PGOPTIONS="-c client_connection_check_interval=100ms",
         )
         assert process.stdout is not None
-        assert process.stdout.readline() == "go\n"
-        if "poll" not in arguments:
-            other.wait_for_waiters(key)
-        process.send_signal(signal_number)
-        process.communicate(timeout=20)
+        try:
+            assert process.stdout.readline() == "go\n"
+            if "poll" not in arguments:
+                other.wait_for_waiters(key)
+            process.send_signal(signal_number)
+            process.communicate(timeout=20)
+        finally:
+            process.kill()
         assert process.returncode != 0
         wait_until(lambda: other.waiters(key) == 0, "no waiter")
 
