@@ -72,8 +72,7 @@ def _unlock(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection) -> 
 
 def _free(hold: Hold, connection: BaseDatabaseWrapper) -> None:
     """Free a lock after a failure: past Django's cursor, or by closing the session, or at the next chance."""
-    if hold.noted:
-        hold.session.disown(hold)
+    hold.session.disown(hold)
     hold.session.settle(connection)
     sessions.close_if_dead(connection)
 

@@ -255,11 +255,10 @@ class Session:
 
     def unmark(self) -> None:
         """Let the pool keep the connection again, unless a lock is held on it or left in doubt."""
-        if self._expire_at is None or self._pinning or self._doubts or self.abandoned:
-            return
         raw = self.raw()
-        if raw is not None:
-            raw._expire_at, self._expire_at = self._expire_at, None
+        if raw is None or self._expire_at is None or self._pinning or self._doubts or self.abandoned:
+            return
+        raw._expire_at, self._expire_at = self._expire_at, None
 
 
 _sessions: WeakKeyDictionary[RawConnection, Session] = WeakKeyDictionary()

@@ -3,10 +3,12 @@ import math
 from datetime import timedelta
 
 import pytest
+from django.conf import LazySettings
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 from django.utils.translation import gettext_lazy
 
+from django_advisory_lock import conf
 from django_advisory_lock.conf import get_database, get_namespace, get_slow_wait, session_pooler_aliases
 
 NOT_CALLABLE = "a namespace in a constant"
@@ -19,6 +21,13 @@ def current_tenant():
 
 class Region(str, enum.Enum):
     EU = "eu-west"
+
+
+def test_without_settings_the_one_that_is_missed_is_named(monkeypatch):
+    monkeypatch.setattr(conf, "settings", LazySettings())
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE")
+    with pytest.raises(ImproperlyConfigured, match="ADVISORY_LOCK_NAMESPACE"):
+        conf.get_namespace()
 
 
 class TestDatabase:

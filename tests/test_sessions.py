@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from django.conf import LazySettings
 from django.db import close_old_connections, connection, connections, transaction
 from django.test import TestCase, TransactionTestCase
 
@@ -352,6 +353,25 @@ class TestFork:
         other.wait_until_free(lock_key(name))  # with the child's own session
         assert backend_pid() == pid
 
+    def test_what_a_child_does_first(self, other: OtherSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The same in this process: it leaves every open connection to the parent."""
+        from django_advisory_lock import sessions
+
+        connections["sqlite"].ensure_connection()
+        connection.ensure_connection()
+        sessions._mark_inherited()
+        raw = connection.connection
+        marked = [one for one in connections.all(initialized_only=True) if one.connection and one.alias != "sqlite"]
+        assert {attach(one).process for one in marked} == {0}
+        assert sessions.connection_for("default").connection is None
+        assert sessions._inherited.pop() is raw
+        connection.connection = raw
+        for one in marked:
+            attach(one).process = os.getpid()
+        monkeypatch.setattr(sessions, "settings", LazySettings())
+        sessions._mark_inherited()
+        assert attach(connections["default"]).process == os.getpid()
+
     def test_a_child_waits_as_another_process_does(self, name: str, other: OtherSession) -> None:
         with advisory_lock(name):
 
@@ -505,6 +525,16 @@ class TestDoubts:
             assert other.is_free(lock_key(name))
         finally:
             shared.dec_thread_sharing()
+
+    def test_an_alias_whose_connection_was_thrown_away(self, name: str, other: OtherSession) -> None:
+        lock = advisory_lock(name, using="same").acquire()
+        raw = connections["same"].connection
+        del connections["same"]
+        gc.collect()
+        with pytest.raises(LockLost):
+            lock.release()
+        raw.close()
+        other.wait_until_free(lock_key(name))
 
     def test_only_one_alias(self, name: str, other: OtherSession, monkeypatch: pytest.MonkeyPatch) -> None:
         from django_advisory_lock.transactions import other_alias_in_transaction
