@@ -10,6 +10,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -51,6 +52,11 @@ class _Lock:
     def __repr__(self) -> str:
         using = "" if self._using is None else f" on {self._using!r}"
         return f"<{type(self).__name__} {', '.join(map(repr, self._parts))}{using}>"
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"{self!r} holds nothing by itself: enter it with `with`, decorate a function, or acquire() it."
+        )
 
     def acquire(self) -> LockHandle:
         """Make the attempt by hand; `release()` of the handle ends it. The errors are those of the `with` block."""
@@ -108,7 +114,7 @@ class AdvisoryLock(_Lock):
         @functools.wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> R:
             with self._enter_call(args, kwargs):
-                return function(*args, **kwargs)
+                return _finished(function(*args, **kwargs))
 
         return locked
 
@@ -127,7 +133,7 @@ class TryAdvisoryLock(_Lock, Generic[D]):
         @functools.wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> R | D:
             with self._enter_call(args, kwargs) as lock:
-                return function(*args, **kwargs) if lock else self._default
+                return _finished(function(*args, **kwargs)) if lock else self._default
 
         return locked
 
@@ -190,6 +196,18 @@ def try_advisory_lock(
     https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-LOCKS.
     """
     return TryAdvisoryLock(key, using, Options(shared, scope, tries_only=True), default)
+
+
+def _finished(result: R) -> R:
+    """Return the result of a call, unless the work is still to be done with it, when the lock is free again."""
+    if isinstance(result, (CoroutineType, GeneratorType, AsyncGeneratorType)):
+        if not isinstance(result, AsyncGeneratorType):  # which has nothing to close before it is started
+            result.close()
+        raise TypeError(
+            f"A lock guards a call, and this one returned a {type(result).__name__}, whose body runs after it. Take the"
+            f" lock inside that body; in an async view decorate the handler, not dispatch()."
+        )
+    return result
 
 
 def _is_function(value: object) -> bool:

@@ -398,6 +398,27 @@ class TestDecorators:
             with pytest.raises(TypeError, match="below @task"):
                 advisory_lock("x")(task)  # type: ignore[arg-type]
 
+    @both
+    def test_a_call_that_only_begins_the_work_is_refused(self, make: MakeLock, name: str, other: OtherSession) -> None:
+        """Case 88, 95: as `dispatch()` of an async view, which is no coroutine function itself."""
+
+        async def work() -> None:
+            pytest.fail("ran without the lock")
+
+        async def generate() -> AsyncIterator[int]:
+            yield 1
+
+        begins = (lambda: work(), lambda: generate(), lambda: (number for number in range(3)))  # noqa: PLW0108
+        for function in begins:
+            with pytest.raises(TypeError, match="runs after it"):
+                make(name)(function)()
+        assert other.is_free(lock_key(name))
+
+    @both
+    def test_a_lock_object_is_no_answer(self, make: MakeLock) -> None:
+        with pytest.raises(TypeError, match="holds nothing by itself"):
+            bool(make("x"))
+
     def test_the_bare_decorator_is_refused(self) -> None:
         def work() -> None: ...
 
