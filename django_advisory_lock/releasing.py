@@ -66,7 +66,8 @@ def _unlock(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection) -> 
         cursor.execute(sql.unlock(len(hold.key.args), hold.shared, hold.pid), hold.key.args)
         answer: object = cursor.fetchone()[0]
     hold.session.drop(hold)
-    hold.session.settle(connection)
+    if hold.session.abandoned or hold.session.doubts:
+        hold.session.settle(connection)
     return answer
 
 

@@ -88,13 +88,13 @@ class Session:
         # The server session that the connection was opened with: every statement has to reach it. None where a pooler
         # stands between that is known to keep one server session for each client.
         self.guard: int | None = raw.info.backend_pid
-        self._holds: dict[tuple[int, ...], list[Hold]] = {}
+        self.held: dict[tuple[int, ...], list[Hold]] = {}
         self._transaction_holds: list[Hold] = []
         self._transaction_start: str | None = None
         # Handles that were collected as garbage while they held a lock. A finaliser runs anywhere: it only appends.
         self.abandoned: deque[Hold] = deque()
         # How many session locks the server may count beyond ours: after an interrupt, or a release that was not sent.
-        self._doubts: Counter[tuple[LockKey, bool]] = Counter()
+        self.doubts: Counter[tuple[LockKey, bool]] = Counter()
         self.savepoints: list[object] = []
         self._pinning: set[Hold] = set()
         self._close_at: float | None = None
@@ -106,7 +106,7 @@ class Session:
     def note(self, hold: Hold, owner: Owner) -> None:
         """Keep a lock that was just taken and, for a session lock, its connection."""
         hold.noted = True
-        self._holds.setdefault(hold.key.args, []).append(hold)
+        self.held.setdefault(hold.key.args, []).append(hold)
         owner.holds.add(hold)
         if hold.scope == "session":
             self._pin(hold)
@@ -115,11 +115,11 @@ class Session:
 
     def drop(self, hold: Hold) -> None:
         """Forget a lock that the server has freed. After an interrupt it can be called again."""
-        holds = self._holds.get(hold.key.args, [])
+        holds = self.held.get(hold.key.args, [])
         if hold in holds:
             holds.remove(hold)
         if not holds:
-            self._holds.pop(hold.key.args, None)
+            self.held.pop(hold.key.args, None)
         if hold.scope == "session":
             self.unpin(hold)
             if self.is_pooled:
@@ -136,11 +136,11 @@ class Session:
 
     def on(self, key: LockKey) -> Sequence[Hold]:
         """Return what is held here on a key."""
-        return self._holds.get(key.args, ())
+        return self.held.get(key.args, ())
 
     def refuses(self, key: LockKey, shared: bool, owner: Owner) -> bool:
         """Whether another owner on this session holds the key against this one, as another process would."""
-        return bool(self._holds) and any(
+        return bool(self.held) and any(
             hold.owner() is not owner and not (shared and hold.shared) for hold in self.on(key)
         )
 
@@ -166,7 +166,7 @@ class Session:
 
     def uncertain(self, key: LockKey) -> list[Hold]:
         """Return the transaction locks on the key that a commit or a rollback may have ended since."""
-        return [hold for hold in self.on(key) if not hold.is_certain] if self._holds else []
+        return [hold for hold in self.on(key) if not hold.is_certain] if self.held else []
 
     def enter_transaction(self, start: str | None) -> None:
         """Forget the transaction locks of any other transaction; `start` is None where none has begun."""
@@ -181,20 +181,19 @@ class Session:
 
     def doubt(self, key: LockKey, shared: bool) -> None:
         """Note that the server may count one session lock more than is held here."""
-        self._doubts[key, shared] += 1
+        self.doubts[key, shared] += 1
 
     def is_doubtful(self, key: LockKey, shared: bool) -> bool:
         """Whether the server may still count more session locks on the key than are held here."""
-        return (key, shared) in self._doubts
+        return (key, shared) in self.doubts
 
     def settle(self, connection: BaseDatabaseWrapper) -> None:
         """Free on the server what nobody here holds any more. Sends something only where there is a doubt.
 
         In a failed transaction that has to wait; a session that cannot be asked for another reason is closed.
         """
-        if self.abandoned or self._doubts:
-            with self.mutex:
-                self._settle(connection)
+        with self.mutex:
+            self._settle(connection)
 
     def _settle(self, connection: BaseDatabaseWrapper) -> None:
         while self.abandoned:
@@ -203,7 +202,7 @@ class Session:
         if raw is None or raw.closed or is_failed(raw) or connection.connection is not raw:
             return
         try:
-            for key, shared in list(self._doubts):
+            for key, shared in list(self.doubts):
                 if not self.has_session_lock(key, shared):
                     self._free(raw, key, shared)
             self.unmark()
@@ -213,12 +212,12 @@ class Session:
                 raise
 
     def _free(self, raw: RawConnection, key: LockKey, shared: bool) -> None:
-        for _ in range(self._doubts[key, shared]):
+        for _ in range(self.doubts[key, shared]):
             # The look first: an unlock without a lock leaves a WARNING in the server's log.
             held = ask(raw, sql.IS_OURS, (sql.MODES[shared], *key.pg_locks))
             if not held or not ask(raw, sql.unlock(len(key.args), shared, self.guard), key.args):
                 break
-        del self._doubts[key, shared]
+        del self.doubts[key, shared]
 
     # Its connection stays while a session lock is held
 
@@ -256,7 +255,7 @@ class Session:
     def unmark(self) -> None:
         """Let the pool keep the connection again, unless a lock is held on it or left in doubt."""
         raw = self.raw()
-        if raw is None or self._expire_at is None or self._pinning or self._doubts or self.abandoned:
+        if raw is None or self._expire_at is None or self._pinning or self.doubts or self.abandoned:
             return
         raw._expire_at, self._expire_at = self._expire_at, None
 
@@ -283,20 +282,25 @@ def connection_for(alias: str) -> BaseDatabaseWrapper:
     except ConnectionDoesNotExist as error:
         known = ", ".join(sorted(connections))
         raise ConnectionDoesNotExist(f"DATABASES has no {alias!r}. Name one of its aliases: {known}.") from error
-    driver = getattr(connection, "Database", psycopg).__name__
-    if connection.vendor != "postgresql" or driver != psycopg.__name__:
-        raise LockUnsupported(
-            f"Advisory locks need PostgreSQL through psycopg 3; the database {alias!r} is {connection.display_name}"
-            f" through {driver}. Name another alias in `using` or in ADVISORY_LOCK_DATABASE.",
-            using=alias,
-        )
     raw = connection.connection
-    session = None if raw is None else _sessions.get(raw)
-    if session is not None and session.process != os.getpid():
+    session = _sessions.get(raw) if isinstance(raw, psycopg.Connection) else None
+    if session is None:
+        _require_support(connection)
+    elif session.process != os.getpid():
         # A fork inherited it. Used or closed here it would break the parent's session, so it is kept, out of the way.
         _inherited.append(raw)
         connection.connection = None
     return connection
+
+
+def _require_support(connection: BaseDatabaseWrapper) -> None:
+    driver = getattr(connection, "Database", psycopg).__name__
+    if connection.vendor != "postgresql" or driver != psycopg.__name__:
+        raise LockUnsupported(
+            f"Advisory locks need PostgreSQL through psycopg 3; the database {connection.alias!r} is"
+            f" {connection.display_name} through {driver}. Name another alias in `using` or in ADVISORY_LOCK_DATABASE.",
+            using=connection.alias,
+        )
 
 
 def attach(connection: BaseDatabaseWrapper) -> Session:

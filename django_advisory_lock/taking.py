@@ -80,7 +80,8 @@ class _Take:
             # Whoever closes the connection meanwhile must not hand a lock to the pool's next borrower.
             self.session.mark_for_discard(raw)
         try:
-            self.session.settle(self.connection)
+            if self.session.abandoned or self.session.doubts:
+                self.session.settle(self.connection)
             if not self.in_transaction or transactions.is_idle(raw):
                 self.session.enter_transaction(None)
             self._take()
@@ -135,7 +136,8 @@ class _Take:
     def _wait(self) -> None:
         """Wait with nothing around it, so that a busy lock costs what bare SQL costs."""
         with self.session.mutex:
-            self._refuse_endless_wait()
+            if self.session.held or self.owner.holds:
+                self._refuse_endless_wait()
             try:
                 self._granted(self._send(sql.wait_lock, *self.key.args))
             except OperationalError as error:
