@@ -10,16 +10,14 @@ only.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
 
 import django
-from django.conf import settings
 
-from testproject.embedded_postgres import database_settings
-
-settings.configure(DATABASES={"default": database_settings()})
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
 django.setup()
 
 from django.db import connection, transaction  # noqa: E402

@@ -564,7 +564,7 @@ class TestScope:
 
 
 class TestStatements:
-    """The promise of DESIGN: two statements for a session lock, one for a transaction lock."""
+    """The promise: two statements for a session lock, one for a transaction lock."""
 
     @pytest.mark.parametrize(
         "options", [{}, {"timeout": 0}, {"timeout": 5}, {"poll_interval": 1}, {"shared": True}], ids=str
