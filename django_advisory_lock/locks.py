@@ -200,8 +200,8 @@ def try_advisory_lock(
 
 def _finished(result: R) -> R:
     """Return the result of a call, unless the work is still to be done with it, when the lock is free again."""
-    if isinstance(result, (CoroutineType, GeneratorType, AsyncGeneratorType)):
-        if not isinstance(result, AsyncGeneratorType):  # which has nothing to close before it is started
+    if isinstance(result, (GeneratorType, AsyncGeneratorType)) or inspect.isawaitable(result):
+        if isinstance(result, (CoroutineType, GeneratorType)):  # or Python says that it was never awaited
             result.close()
         raise TypeError(
             f"A lock guards a call, and this one returned a {type(result).__name__}, whose body runs after it. Take the"

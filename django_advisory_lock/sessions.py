@@ -268,7 +268,8 @@ def _mark_inherited() -> None:
     """Run in a forked child: the connections of the thread that forked are the parent's, locks or not."""
     if settings.configured:
         for connection in connections.all(initialized_only=True):
-            if isinstance(connection.connection, psycopg.Connection):
+            raw = connection.connection
+            if isinstance(raw, psycopg.Connection) and not raw.closed:
                 attach(connection).process = 0
 
 

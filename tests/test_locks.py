@@ -408,7 +408,18 @@ class TestDecorators:
         async def generate() -> AsyncIterator[int]:
             yield 1
 
-        begins = (lambda: work(), lambda: generate(), lambda: (number for number in range(3)))  # noqa: PLW0108
+        class Later:
+            """As a future or a task is."""
+
+            def __await__(self) -> Iterator[None]:
+                yield
+
+        begins: tuple[Callable[[], object], ...] = (
+            lambda: work(),  # noqa: PLW0108
+            lambda: generate(),  # noqa: PLW0108
+            lambda: (number for number in range(3)),
+            lambda: Later(),  # noqa: PLW0108
+        )
         for function in begins:
             with pytest.raises(TypeError, match="runs after it"):
                 make(name)(function)()

@@ -359,7 +359,10 @@ class TestFork:
 
         connections["sqlite"].ensure_connection()
         connection.ensure_connection()
+        connections["same"].ensure_connection()
+        connections["same"].connection.close()  # a session that died says nothing more, not even its pid
         sessions._mark_inherited()
+        connections["same"].connection = None
         raw = connection.connection
         marked = [one for one in connections.all(initialized_only=True) if one.connection and one.alias != "sqlite"]
         assert {attach(one).process for one in marked} == {0}
