@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import psycopg
+import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
@@ -32,11 +34,37 @@ def wait_until(condition: Callable[[], object], what: str = "condition") -> None
         time.sleep(0.005)
 
 
+def tool(program: str, package: str) -> str:
+    """Return the path of a program; without it skip, or fail where every tool is required, as in `.ci/run`."""
+    path = shutil.which(program, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+    if path is None:
+        message = f"NOT TESTED: there is no {program} on this machine (Debian's package {package})."
+        if os.environ.get("TESTS_REQUIRE_TOOLS"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return path
+
+
 def parameters(alias: str = "default") -> dict[str, Any]:
     """Return what psycopg needs to reach the database of an alias."""
     settings = connections[alias].settings_dict
     names = {"HOST": "host", "PORT": "port", "USER": "user", "PASSWORD": "password", "NAME": "dbname"}
     return {name: settings[key] for key, name in names.items() if settings[key]}
+
+
+@contextlib.contextmanager
+def extra_alias(alias: str, options: dict[str, Any] | None = None, **changes: Any) -> Iterator[str]:
+    """Give Django one more alias of the default database for the length of a block, in every thread."""
+    default = connections["default"].settings_dict
+    connections.settings[alias] = {**default, **changes, "OPTIONS": {**default["OPTIONS"], **(options or {})}}
+    try:
+        yield alias
+    finally:
+        connection = connections[alias]
+        connection.close()
+        if getattr(connection, "pool", None):
+            connection.close_pool()  # type: ignore[attr-defined]
+        del connections[alias], connections.settings[alias]
 
 
 class OtherSession:
