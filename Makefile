@@ -9,11 +9,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint stop clean .venv
+.PHONY: help demo test matrix lint stop clean .venv
 
 help:
 	@echo 'make demo    show the locks at work in a small shop'
 	@echo 'make test    run the tests, with branch coverage'
+	@echo 'make matrix  run them on every supported Python, Django and PostgreSQL that is here'
 	@echo 'make lint    check style and types'
 	@echo 'make stop    end the embedded PostgreSQL server'
 	@echo 'make clean   end it, and remove its data and all that these targets made'
@@ -29,6 +30,9 @@ test: $(installed)
 	@$(python) -X dev -m coverage run -m pytest
 	@$(python) -m coverage report --include='tests/*'
 	@$(python) -m coverage report --include='django_advisory_lock/*' --fail-under=100
+
+matrix:
+	@"$(PYTHON)" .ci/matrix.py
 
 # The plugin of mypy imports the settings: with a server named, none is started for it.
 lint: $(installed)

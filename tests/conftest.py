@@ -5,7 +5,9 @@ import signal
 import uuid
 from collections.abc import Iterator
 
+import django
 import psycopg
+import psycopg_pool
 import pytest
 from django.db import connections
 from django.test.utils import setup_databases, teardown_databases
@@ -15,6 +17,14 @@ from tests.support import OtherSession, parameters
 
 # A shell lets its background jobs ignore Ctrl-C, and every process that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header() -> str:
+    """Name the versions that this run is about."""
+    with psycopg.connect(**parameters() | {"dbname": "postgres"}) as raw:
+        server = raw.info.parameter_status("server_version")
+    driver = f"psycopg {psycopg.__version__} ({psycopg.pq.__impl__}), psycopg_pool {psycopg_pool.__version__}"
+    return f"versions: Django {django.__version__}, {driver}, PostgreSQL {server}"
 
 
 @pytest.fixture(scope="session")
