@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ from django_advisory_lock import (
     try_advisory_lock,
 )
 from tests.bouncer import Bouncer, bouncer
-from tests.support import OtherSession, Thread, backend_pid, output, spawn, statements, value, wait_until
+from tests.support import LIMIT, OtherSession, Thread, backend_pid, output, spawn, statements, value, wait_until
 from tests.testapp.models import Account
 
 ROUNDS = 12
@@ -397,32 +398,29 @@ class TestTransactionLocks:
             assert Thread(exclude).result() is False
         assert Thread(exclude).result() is True
 
-    def test_server_sessions_that_are_given_back_and_borrowed(
-        self, transaction_bouncer: Bouncer, name: str, other: OtherSession
+    @pytest.mark.parametrize("by_another_thread", [False, True])
+    def test_a_server_session_that_now_serves_another_client(
+        self, by_another_thread: bool, transaction_bouncer: Bouncer, pooled: str, name: str, other: OtherSession
     ) -> None:
-        """Clients take turns on the server sessions: what one held is never taken for what the next one holds."""
-        with bouncer("transaction", default_pool_size=1) as narrow, narrow.alias() as alias, narrow.connect() as client:
-            with transaction.atomic(using=alias):
-                lock = advisory_lock(name, using=alias).acquire()
-                pid = backend_pid(alias)
-            client.execute("BEGIN")
-            assert client.execute("SELECT pg_backend_pid()").fetchone() == (pid,)
+        """The same key on the same server session, and still it is not this lock."""
+        with transaction.atomic(using=pooled):
+            lock = advisory_lock(name, using=pooled).acquire()
+            pid = other.holder(lock.key)
+        with transaction_bouncer.connect() as client, occupied(transaction_bouncer, client, pid):
             client.execute("SELECT pg_advisory_xact_lock(%s)", lock.key.args)
-            assert not lock.is_held()
-            assert Thread(lock.is_held).result() is False, "it is another client's"
-            client.execute("COMMIT")
+            assert other.holder(lock.key) == pid
+            held = Thread(lock.is_held).result() if by_another_thread else lock.is_held()
+            assert held is False, "it is another client's"
 
     def test_the_timeout_leaks_to_nobody(self, name: str, other: OtherSession) -> None:
         """Case 11: one server session, and the next client finds its `lock_timeout` as it was."""
         key = lock_key(name)
         with bouncer("transaction", default_pool_size=1) as narrow, narrow.alias() as alias, narrow.connect() as client:
 
-            def leaked() -> tuple[Any, int]:
-                row = client.execute("SELECT current_setting('lock_timeout'), pg_backend_pid()").fetchone()
-                assert row is not None
-                return row
+            def seen_by_the_next() -> Any:
+                return client.execute("SELECT current_setting('lock_timeout'), pg_backend_pid()").fetchone()
 
-            before, pid = leaked()
+            before, pid = seen_by_the_next()
             other.take(key)
             for own in (None, "7s"):
                 with transaction.atomic(using=alias):
@@ -431,16 +429,16 @@ class TestTransactionLocks:
                     with pytest.raises(LockTimeout):
                         advisory_lock(name, using=alias, timeout=0.02).acquire()
                     assert value("SHOW lock_timeout", alias=alias) == own or before
-                assert leaked() == (before, pid)
+                assert seen_by_the_next() == (before, pid)
             with pytest.raises(LockTimeout), transaction.atomic(using=alias):
                 advisory_lock(name, using=alias, timeout=0.02).acquire()
-            assert leaked() == (before, pid)
+            assert seen_by_the_next() == (before, pid)
             with pytest.raises(PoolerDetected):
                 advisory_lock(name, using=alias, timeout=0.02).acquire()
             other.drop(key)
             with transaction.atomic(using=alias), advisory_lock(name, using=alias, timeout=9):
                 assert value("SHOW lock_timeout", alias=alias) == before
-            assert leaked() == (before, pid)
+            assert seen_by_the_next() == (before, pid)
 
     def test_a_pooler_that_reconnects_or_pauses_waits_for_the_commit(
         self, transaction_bouncer: Bouncer, pooled: str, name: str, other: OtherSession
@@ -620,15 +618,13 @@ class TestSessionMode:
         """Case 2's kind: one server session, lent from client to client."""
         key = lock_key(name)
         with bouncer("session", default_pool_size=1) as narrow, narrow.alias() as alias, trusting(alias):
-            for options in ({}, {"timeout": 5}):
-                with advisory_lock(name, using=alias, **options):
-                    pid = backend_pid(alias)
+            for timeout in (None, 5):
+                with advisory_lock(name, using=alias, timeout=timeout):
+                    expected = (backend_pid(alias), other.one("SHOW lock_timeout"))
                 connections[alias].close()
                 with narrow.connect() as client:
-                    assert client.execute("SELECT pg_backend_pid(), current_setting('lock_timeout')").fetchone() == (
-                        pid,
-                        other.one("SHOW lock_timeout"),
-                    )
+                    seen = client.execute("SELECT pg_backend_pid(), current_setting('lock_timeout')").fetchone()
+                    assert seen == expected
                     assert untouched(other, key)
 
     def test_a_client_that_leaves_while_it_holds(self, name: str, other: OtherSession) -> None:
@@ -660,6 +656,47 @@ class TestSessionMode:
         process.kill()
         process.communicate()
         other.wait_until_free(lock_key(name))
+
+    def test_a_process_that_is_interrupted_while_it_waits(
+        self, session_bouncer: Bouncer, name: str, other: OtherSession
+    ) -> None:
+        """Case 67: the pooler passes the cancel on, and nobody waits any more."""
+        code = (
+            "from django.test import override_settings\nfrom django_advisory_lock import advisory_lock\n"
+            f"with override_settings(ADVISORY_LOCK_SESSION_POOLER=['default']), advisory_lock('{name}'):\n"
+            "    raise SystemExit('entered')"
+        )
+        other.take(lock_key(name))
+        process = spawn(code, **session_bouncer.environment)
+        other.wait_for_waiters(lock_key(name))
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=LIMIT)
+        assert "KeyboardInterrupt" in errors
+        wait_until(lambda: other.waiters(lock_key(name)) == 0, "nobody waits")
+        other.drop(lock_key(name))
+
+    def test_the_pool_of_django_in_front_of_it(self, session_bouncer: Bouncer, name: str, other: OtherSession) -> None:
+        """Case 2: two pools in a row, and a connection that is closed while it holds reaches neither."""
+        options = {"pool": {"min_size": 1, "max_size": 1, "timeout": 5}}
+        with session_bouncer.alias(options=options, CONN_MAX_AGE=0) as alias, trusting(alias):
+            with advisory_lock(name, using=alias):
+                pid = backend_pid(alias)
+            connections[alias].close()
+            with pytest.raises(LockLost), advisory_lock(name, using=alias) as lock:
+                assert backend_pid(alias) == pid
+                connections[alias].close()
+                other.wait_until_free(lock.key)
+                assert Thread(lambda: try_advisory_lock(name, using=alias).acquire().release()).result() is None
+            assert untouched(other, lock.key)
+
+    def test_whoever_is_connected_has_a_server_session(self, name: str, other: OtherSession) -> None:
+        """A client that waits for a place in the pool does not wait for the lock yet, so no timeout of ours ends it."""
+        with bouncer("session", default_pool_size=1, query_wait_timeout=1) as narrow, narrow.alias() as alias:
+            with trusting(alias), advisory_lock(name, using=alias) as lock:
+                waiting = Thread(lambda: advisory_lock(name, using=alias, timeout=0.1).acquire())
+                with pytest.raises(OperationalError, match="query_wait_timeout"):
+                    waiting.result()
+                assert lock.is_held()
 
 
 class TestLostBehindASessionPooler:
@@ -757,9 +794,11 @@ class TestLostBehindASessionPooler:
 class TestLostInTransactionMode:
     def test_the_pooler_is_killed_while_a_transaction_lock_is_held(self, name: str, other: OtherSession) -> None:
         with bouncer("transaction") as running, running.alias() as alias:
-            with pytest.raises(LockLost), transaction.atomic(using=alias), advisory_lock(name, using=alias) as lock:
-                running.kill()
-                lock.check()
+            # Django connects anew at the end of the transaction, and there is nothing to connect to.
+            with pytest.raises(OperationalError), transaction.atomic(using=alias):
+                with pytest.raises(LockLost), advisory_lock(name, using=alias) as lock:
+                    running.kill()
+                    lock.check()
             other.wait_until_free(lock.key)
             with pytest.raises(OperationalError), transaction.atomic(using=alias):
                 advisory_lock(name, using=alias).acquire()
@@ -790,7 +829,7 @@ class TestLostInTransactionMode:
                 Account.objects.using(alias).create(name=name)
                 with advisory_lock(name, using=alias) as lock:
                     running.command(f"KILL {running.database}")
-            running.command(f"RESUME {running.database}")
+                    running.command(f"RESUME {running.database}")
             other.wait_until_free(lock.key)
             assert not Account.objects.filter(name=name).exists()
             with transaction.atomic(using=alias), advisory_lock(name, using=alias) as lock:
