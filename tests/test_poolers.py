@@ -20,7 +20,7 @@ import pytest
 from django.core.management import BaseCommand, call_command
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.transaction import TransactionManagementError
-from django.test import override_settings
+from django.test import TestCase, override_settings
 
 from django_advisory_lock import (
     AdvisoryLockCommandMixin,
@@ -192,6 +192,22 @@ class TestRefused:
         threads = [Thread(refused) for _ in range(4)]
         assert [thread.result() for thread in threads] == [ROUNDS] * 4
         assert untouched(other, lock_key(name))
+
+    def test_in_a_test_case(self, pooled: str, name: str, other: OtherSession) -> None:
+        """The `atomic()` around a test does not hide what production would say."""
+
+        class Inner(TestCase):
+            databases = {"default", pooled}  # noqa: RUF012
+
+            def runTest(self) -> None:  # noqa: N802
+                with pytest.raises(PoolerDetected):
+                    advisory_lock(name, using=pooled).acquire()
+                with transaction.atomic(using=pooled), advisory_lock(name, using=pooled) as lock:
+                    assert lock.is_held()
+
+        result = Inner().run()
+        assert result is not None
+        assert result.wasSuccessful(), result.failures + result.errors
 
     def test_what_it_says(self, pooled: str, name: str, other: OtherSession) -> None:
         with pytest.raises(PoolerDetected) as caught:
@@ -398,19 +414,51 @@ class TestTransactionLocks:
             assert Thread(exclude).result() is False
         assert Thread(exclude).result() is True
 
-    @pytest.mark.parametrize("by_another_thread", [False, True])
+    @pytest.fixture
+    def stranger(self, transaction_bouncer: Bouncer, name: str, other: OtherSession) -> Iterator[Callable[[int], None]]:
+        """A client that is lent a server session, and takes the key on it for a transaction of its own."""
+        with transaction_bouncer.connect() as client, contextlib.ExitStack() as stack:
+
+            def take(pid: int) -> None:
+                stack.enter_context(occupied(transaction_bouncer, client, pid))
+                client.execute("SELECT pg_advisory_xact_lock(%s)", lock_key(name).args)
+                assert other.holder(lock_key(name)) == pid
+
+            yield take
+
+    @pytest.mark.parametrize("asked", ["at rest", "in the next transaction", "by another thread"])
     def test_a_server_session_that_now_serves_another_client(
-        self, by_another_thread: bool, transaction_bouncer: Bouncer, pooled: str, name: str, other: OtherSession
+        self, asked: str, stranger: Callable[[int], None], pooled: str, name: str, other: OtherSession
     ) -> None:
         """The same key on the same server session, and still it is not this lock."""
         with transaction.atomic(using=pooled):
             lock = advisory_lock(name, using=pooled).acquire()
             pid = other.holder(lock.key)
-        with transaction_bouncer.connect() as client, occupied(transaction_bouncer, client, pid):
-            client.execute("SELECT pg_advisory_xact_lock(%s)", lock.key.args)
-            assert other.holder(lock.key) == pid
-            held = Thread(lock.is_held).result() if by_another_thread else lock.is_held()
-            assert held is False, "it is another client's"
+        stranger(pid)
+        if asked == "by another thread":
+            held = Thread(lock.is_held).result()
+        else:
+            with transaction.atomic(using=pooled) if asked == "in the next transaction" else contextlib.nullcontext():
+                assert backend_pid(pooled) != pid
+                held = lock.is_held()
+        assert held is False, "it is another client's"
+
+    def test_a_block_whose_transaction_ended_inside_it(
+        self, stranger: Callable[[int], None], pooled: str, name: str, other: OtherSession
+    ) -> None:
+        """The next holder is lent the same server session, and its lock is not taken for this one's."""
+        connection = connections[pooled]
+        connection.ensure_connection()
+        connection.set_autocommit(False)
+        try:
+            with pytest.raises(LockLost), advisory_lock(name, using=pooled) as lock:
+                pid = other.holder(lock.key)
+                connection.commit()
+                stranger(pid)
+                assert backend_pid(pooled) != pid
+        finally:
+            connection.rollback()
+            connection.set_autocommit(True)
 
     def test_the_timeout_leaks_to_nobody(self, name: str, other: OtherSession) -> None:
         """Case 11: one server session, and the next client finds its `lock_timeout` as it was."""
@@ -439,6 +487,18 @@ class TestTransactionLocks:
             with transaction.atomic(using=alias), advisory_lock(name, using=alias, timeout=9):
                 assert value("SHOW lock_timeout", alias=alias) == before
             assert seen_by_the_next() == (before, pid)
+
+    def test_a_transaction_that_the_pooler_ends(self, name: str, other: OtherSession) -> None:
+        """Nothing that was written under the lock is committed."""
+        with bouncer("transaction", idle_transaction_timeout=1) as hasty, hasty.alias() as alias:
+            with pytest.raises((LockLost, DatabaseError)), transaction.atomic(using=alias):
+                Account.objects.using(alias).create(name=name)
+                with advisory_lock(name, using=alias) as lock:
+                    other.wait_until_free(lock.key)
+                    assert not lock.is_held()
+            assert not Account.objects.filter(name=name).exists()
+            with transaction.atomic(using=alias), advisory_lock(name, using=alias) as lock:
+                assert lock.is_held()
 
     def test_a_pooler_that_reconnects_or_pauses_waits_for_the_commit(
         self, transaction_bouncer: Bouncer, pooled: str, name: str, other: OtherSession
@@ -505,6 +565,25 @@ class TestWaysOut:
             with advisory_lock(name, using=pooled) as held:
                 assert held.scope == "transaction"
 
+    @pytest.mark.parametrize("setting", [None, "same"])
+    def test_no_router_is_asked(self, setting: str | None, name: str, other: OtherSession) -> None:
+        """Case 36: neither where the lock is taken, nor for the key of a row that was read elsewhere."""
+
+        class Router:
+            def db_for_read(self, model: object, **hints: object) -> str:
+                raise AssertionError("asked")
+
+            db_for_write = allow_relation = db_for_read
+
+        account = Account(pk=1, name=name)
+        account._state.db = "other"
+        settings = {"ADVISORY_LOCK_DATABASE": setting} if setting else {}
+        with override_settings(DATABASE_ROUTERS=[Router()], **settings):
+            for key in (name, account):
+                with advisory_lock(key) as lock:
+                    assert lock.using == (setting or "default")
+                    assert other.holder(lock.key) == backend_pid(lock.using)
+
     def test_an_alias_outside_a_transaction_is_no_hindrance(self, pooled: str, name: str, other: OtherSession) -> None:
         value("SELECT 1", alias=pooled)
         with advisory_lock(name, using="same") as lock:
@@ -529,6 +608,8 @@ class TestSessionMode:
                     way(name, alias)
             with trusting("default"), pytest.raises(PoolerDetected):
                 advisory_lock(name, using=alias).acquire()
+            with transaction.atomic(using=alias), advisory_lock(name, using=alias) as lock:
+                assert lock.is_held()
             with trusting(alias), advisory_lock(name, using=alias) as lock:
                 assert lock.is_held()
         assert untouched(other, lock_key(name))
@@ -639,6 +720,16 @@ class TestSessionMode:
                     assert client.execute("SELECT pg_backend_pid()").fetchone() == (pid,)
             with advisory_lock(name, using=alias) as lock:
                 assert lock.is_held()
+
+    def test_a_pooler_that_resets_nothing(self, name: str, other: OtherSession) -> None:
+        """Without its `DISCARD ALL` a client that leaves hands its lock to the next one; no setting of ours helps."""
+        key = lock_key(name)
+        with bouncer("session", default_pool_size=1, server_reset_query="") as careless:
+            for _ in range(2):
+                with careless.connect() as client:
+                    assert client.execute("SELECT pg_try_advisory_lock(%s)", key.args).fetchone() == (True,)
+            assert other.holders(key) == 1
+        other.wait_until_free(key)
 
     def test_a_process_that_is_killed_while_it_holds(
         self, session_bouncer: Bouncer, name: str, other: OtherSession
