@@ -152,7 +152,7 @@ class Bouncer:
             )
         # It ends with the tests also where they are killed: then this shell reads the end of its input.
         self.guard = subprocess.Popen(
-            ["/bin/sh", "-c", 'read -r _; kill -KILL "$1"', "sh", str(self.process.pid)],
+            ["/bin/sh", "-c", 'read -r _; kill -KILL "$1"; rm -rf "$2"', "sh", str(self.process.pid), self.directory],
             stdin=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
