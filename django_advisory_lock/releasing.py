@@ -93,7 +93,7 @@ def is_inherited(hold: Hold) -> bool:
 def is_held(hold: Hold) -> bool:
     """Ask the server whether the lock is there now."""
     raw, connection = hold.session.raw(), connections[hold.using]
-    if not hold.noted or is_inherited(hold) or raw is None or raw.closed:
+    if not hold.may_stand or is_inherited(hold) or raw is None:
         return False
     # Another thread asks over its own connection: any session sees the locks of all.
     if hold.connection() is connection:
@@ -103,7 +103,11 @@ def is_held(hold: Hold) -> bool:
             return hold.scope == "session"
     try:
         with transactions.open_cursor(connection) as cursor:
-            cursor.execute(sql.IS_HELD, (hold.pid, sql.MODES[hold.shared], *hold.key.pg_locks))
+            row = (hold.pid, sql.MODES[hold.shared], *hold.key.pg_locks)
+            if hold.start is None:
+                cursor.execute(sql.IS_HELD, row)
+            else:
+                cursor.execute(sql.IS_HELD_IN, (*row, hold.start))
             return bool(cursor.fetchone()[0])
     except Error:
         if raw.closed:

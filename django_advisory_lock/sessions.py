@@ -61,6 +61,7 @@ class Hold:
         self.pid = pid
         self.marker = transaction_marker(connection) if scope == "transaction" else None
         self.in_transaction = in_transaction
+        self.start = session._transaction_start if scope == "transaction" else None
         self.noted = False
 
     @property
@@ -94,7 +95,7 @@ class Session:
         # Handles that were collected as garbage while they held a lock. A finaliser runs anywhere: it only appends.
         self.abandoned: deque[Hold] = deque()
         # How many session locks the server may count beyond ours: after an interrupt, or a release that was not sent.
-        self.doubts: Counter[tuple[LockKey, bool]] = Counter()
+        self.doubts: Counter[tuple[LockKey, bool, int | None]] = Counter()
         self.savepoints: list[object] = []
         self._pinning: set[Hold] = set()
         self._close_at: float | None = None
@@ -131,7 +132,7 @@ class Session:
 
     def disown(self, hold: Hold) -> None:
         """Forget a session lock that may still be there on the server."""
-        self.doubt(hold.key, hold.shared)
+        self.doubt(hold.key, hold.shared, hold.pid)
         self.drop(hold)
 
     def on(self, key: LockKey) -> Sequence[Hold]:
@@ -179,13 +180,13 @@ class Session:
 
     # What is to be put right
 
-    def doubt(self, key: LockKey, shared: bool) -> None:
-        """Note that the server may count one session lock more than is held here."""
-        self.doubts[key, shared] += 1
+    def doubt(self, key: LockKey, shared: bool, pid: int | None) -> None:
+        """Note that a server session may count one session lock more than is held here."""
+        self.doubts[key, shared, pid] += 1
 
     def is_doubtful(self, key: LockKey, shared: bool) -> bool:
         """Whether the server may still count more session locks on the key than are held here."""
-        return (key, shared) in self.doubts
+        return any((key, shared) == doubt[:2] for doubt in self.doubts)
 
     def settle(self, connection: BaseDatabaseWrapper) -> None:
         """Free on the server what nobody here holds any more. Sends something only where there is a doubt.
@@ -202,22 +203,22 @@ class Session:
         if raw is None or raw.closed or is_failed(raw) or connection.connection is not raw:
             return
         try:
-            for key, shared in list(self.doubts):
+            for key, shared, pid in list(self.doubts):
                 if not self.has_session_lock(key, shared):
-                    self._free(raw, key, shared)
+                    self._free(raw, key, shared, pid)
             self.unmark()
         except BaseException as error:
             end(connection, self)
             if not isinstance(error, Exception):
                 raise
 
-    def _free(self, raw: RawConnection, key: LockKey, shared: bool) -> None:
-        for _ in range(self.doubts[key, shared]):
+    def _free(self, raw: RawConnection, key: LockKey, shared: bool, pid: int | None) -> None:
+        for _ in range(self.doubts[key, shared, pid]):
             # The look first: an unlock without a lock leaves a WARNING in the server's log.
             held = ask(raw, sql.IS_OURS, (sql.MODES[shared], *key.pg_locks))
-            if not held or not ask(raw, sql.unlock(len(key.args), shared, self.guard), key.args):
+            if not held or not ask(raw, sql.unlock(len(key.args), shared, pid), key.args):
                 break
-        del self.doubts[key, shared]
+        del self.doubts[key, shared, pid]
 
     # Its connection stays while a session lock is held
 

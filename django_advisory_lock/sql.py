@@ -114,6 +114,13 @@ def unlock(arity: int, shared: bool, guard: int | None) -> str:
 # Whether a server session holds a key in one mode. Parameters: pid, mode, key's row.
 IS_HELD = f"SELECT EXISTS (SELECT FROM pg_locks l WHERE l.granted AND l.pid = %s AND l.mode = %s AND {_KEY_ROWS})"
 
+# The same in one transaction, told by its start: a pooler lends the session to others in between. The start is NULL
+# where the role may not see it. Parameters: pid, mode, key's row, start.
+IS_HELD_IN = f"""\
+SELECT EXISTS (SELECT FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.granted AND l.pid = %s AND l.mode = %s AND {_KEY_ROWS}
+ AND (a.xact_start IS NULL OR CAST(extract(epoch FROM a.xact_start) AS text) = CAST(%s AS text)))"""
+
 # The same for the session that is asked. Parameters: mode, key's row.
 IS_OURS = f"""\
 SELECT EXISTS (SELECT FROM pg_locks l WHERE l.granted AND l.pid = pg_backend_pid() AND l.mode = %s AND {_KEY_ROWS})"""

@@ -281,7 +281,7 @@ class _Take:
             if self.is_sent and self.scope == "session":
                 if self.hold is not None:
                     session.drop(self.hold)
-                session.doubt(self.key, shared)
+                session.doubt(self.key, shared, session.guard if self.hold is None else self.hold.pid)
                 if raw is not None and transactions.is_failed(raw) and not session.is_pinned:
                     sessions.end(self.connection, session)
                 session.settle(self.connection)

@@ -140,7 +140,7 @@ class TestPool:
             assert hold is not None
             hold.session.drop(hold)  # as at the end of a release, before what is in doubt is put right
             assert connections["pooled"].connection._expire_at == 0.0
-            hold.session.doubt(first.key, False)
+            hold.session.doubt(first.key, False, hold.pid)
         connections["pooled"].close()
         other.wait_until_free(lock_key(name, 2))
 
