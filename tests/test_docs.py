@@ -1,0 +1,741 @@
+"""The pages that people read: every example runs, every link leads somewhere, every name exists, every claim is shown.
+
+Examples run as they stand on the page, against the database of the tests, in a namespace with what a reader has:
+the names of the library, an account, a name. `<!-- continues -->` before a block carries on with the names of the one
+before it. A `pycon` block shows what comes out, and is compared.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import doctest
+import io
+import logging
+import re
+import signal
+import threading
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from django.core.handlers.base import BaseHandler
+from django.core.management import CommandError, call_command
+from django.core.management.base import BaseCommand
+from django.db import DatabaseError, IntegrityError, connection, connections, models, transaction
+from django.db.models.signals import class_prepared
+from django.http import HttpResponse
+from django.test import override_settings
+from django.test.utils import isolate_apps
+from django.utils import timezone
+from psycopg.types.range import TimestamptzRange
+
+import django_advisory_lock
+from django_advisory_lock import (
+    LockKey,
+    LockLost,
+    advisory_lock,
+    lock_key,
+    try_advisory_lock,
+)
+from tests.support import LIMIT, OtherSession, Thread, backend_pid, extra_alias, parameters, spawn, value, wait_until
+from tests.testapp.models import Account, Membership, Token
+
+PROJECT = Path(__file__).resolve().parent.parent
+PAGES = {path.relative_to(PROJECT).as_posix(): path for path in [PROJECT / "README.md", *PROJECT.glob("docs/*.md")]}
+CONTINUES = "<!-- continues -->"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page, below a heading."""
+
+    page: str
+    line: int
+    heading: str
+    language: str
+    text: str
+    continues: bool
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    def compile(self) -> Any:
+        # The empty lines make a traceback name the line of the page.
+        return compile("\n" * self.line + self.text, str(PAGES[self.page]), "exec", dont_inherit=True)
+
+    def run(self, namespace: dict[str, Any]) -> None:
+        if self.language == "python":
+            exec(self.compile(), namespace)
+        else:
+            self._compare(namespace)
+
+    def _compare(self, namespace: dict[str, Any]) -> None:
+        example = doctest.DocTestParser().get_doctest(self.text, {}, str(self), str(PAGES[self.page]), self.line)
+        example.globs = namespace
+        told = io.StringIO()
+        runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+        assert runner.run(example, out=told.write, clear_globs=False).failed == 0, told.getvalue()
+
+
+def read_blocks(page: str) -> Iterator[Block]:
+    """Return the fenced blocks of a page."""
+    lines = PAGES[page].read_text(encoding="utf-8").splitlines()
+    heading, before, language, start = "", "", "", None
+    for number, line in enumerate(lines):
+        fence = re.fullmatch(r"```(\w*)\s*", line)
+        if start is None and fence:
+            start, language = number + 1, fence[1]
+        elif start is not None and fence:
+            text = "\n".join(lines[start:number]) + "\n"
+            yield Block(page, start, heading, language, text, before == CONTINUES)
+            start, before = None, ""
+        elif start is None:
+            heading = slug(line.lstrip("# ")) if re.match("#+ ", line) else heading
+            before = line or before
+
+
+def slug(heading: str) -> str:
+    """Return the anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+BLOCKS = [block for page in PAGES for block in read_blocks(page)]
+
+
+def read_examples() -> Iterator[list[Block]]:
+    """Return the blocks of Python that belong together."""
+    example: list[Block] = []
+    for block in BLOCKS:
+        if block.language not in ("python", "pycon"):
+            continue
+        if example and not (block.continues and block.page == example[0].page):
+            yield example
+            example = []
+        example.append(block)
+    yield example
+
+
+@contextlib.contextmanager
+def reader() -> Iterator[dict[str, Any]]:
+    """Give a namespace with what a reader has, and to each model that an example defines a table."""
+    made: list[type[models.Model]] = []
+
+    def make_table(sender: type[models.Model], **kwargs: Any) -> None:
+        with connection.schema_editor() as editor:
+            editor.create_model(sender)
+        made.append(sender)
+
+    account = Account.objects.create(name="Ada")
+    library = {name: getattr(django_advisory_lock, name) for name in django_advisory_lock.__all__}
+    project = {"Account": Account, "BaseCommand": BaseCommand, "account": account, "name": "nightly-report"}
+    modules = {"connection": connection, "models": models, "transaction": transaction, "zlib": zlib}
+    with isolate_apps("tests.testapp"):
+        class_prepared.connect(make_table)
+        try:
+            yield {
+                "__name__": "tests.testapp.example",
+                "contextmanager": contextlib.contextmanager,
+                **library,
+                **project,
+                **modules,
+            }
+        finally:
+            class_prepared.disconnect(make_table)
+            for model in reversed(made):
+                with connection.schema_editor() as editor:
+                    editor.delete_model(model)
+            Account.objects.all().delete()
+
+
+def run_section(page: str, heading: str, namespace: dict[str, Any]) -> dict[str, Any]:
+    """Run the Python below one heading of a page and return its names."""
+    blocks = [block for block in BLOCKS if (block.page, block.heading, block.language) == (page, heading, "python")]
+    assert blocks, f"{page} has no example below #{heading}"
+    for block in blocks:
+        block.run(namespace)
+    return namespace
+
+
+class TestExamples:
+    @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "python"], ids=str)
+    def test_it_compiles(self, block: Block) -> None:
+        block.compile()
+
+    @pytest.mark.parametrize("example", list(read_examples()), ids=lambda example: str(example[0]))
+    def test_it_runs(self, example: list[Block], other: OtherSession) -> None:
+        with reader() as namespace:
+            for block in example:
+                block.run(namespace)
+
+    @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "sql"], ids=str)
+    def test_sql_runs(self, block: Block, other: OtherSession) -> None:
+        """On top of the SQL that came before it on the page, which may define functions."""
+        earlier = BLOCKS[: BLOCKS.index(block) + 1]
+        with psycopg.connect(**parameters()) as raw:
+            for each in earlier:
+                if (each.page, each.language) == (block.page, "sql"):
+                    raw.execute(each.text)
+            raw.rollback()
+
+    @pytest.mark.parametrize("page", PAGES)
+    def test_no_fence_is_left_open(self, page: str) -> None:
+        fences = re.findall("^ *```.*$", PAGES[page].read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert len(fences) == 2 * sum(block.page == page for block in BLOCKS)
+
+    @pytest.mark.parametrize("page", PAGES)
+    def test_a_block_that_continues_has_one_before_it(self, page: str) -> None:
+        lines = [line for line in PAGES[page].read_text(encoding="utf-8").splitlines() if line]
+        heads = [block for example in read_examples() for block in example[:1]]
+        assert not any(block.continues for block in heads)
+        assert all(lines[number + 1].startswith("```py") for number, line in enumerate(lines) if line == CONTINUES)
+
+
+def prose(page: str) -> str:
+    """Return a page without its fenced blocks."""
+    return re.sub("^```.*?^```", "", PAGES[page].read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path: Path) -> set[str]:
+    page = path.relative_to(PROJECT).as_posix()
+    return {slug(heading.replace("`", "")) for heading in re.findall("^#+ (.*)$", prose(page), flags=re.MULTILINE)}
+
+
+class TestLinks:
+    @pytest.mark.parametrize("page", PAGES)
+    def test_each_leads_somewhere(self, page: str) -> None:
+        text = re.sub("`[^`]*`", "", prose(page))
+        wrong = []
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if "://" in target:
+                continue
+            name, _, anchor = target.partition("#")
+            path = (PAGES[page].parent / name).resolve() if name else PAGES[page]
+            if not path.exists() or (anchor and anchor not in anchors(path)):
+                wrong.append(target)
+        assert wrong == []
+
+    def test_every_page_is_in_the_index(self) -> None:
+        index = PAGES["docs/index.md"].read_text(encoding="utf-8")
+        assert [page for page in PAGES if page.startswith("docs/") and f"({Path(page).name})" not in index] == [
+            "docs/index.md"
+        ]
+
+
+SOURCE = "\n".join(
+    path.read_text(encoding="utf-8") for path in sorted((PROJECT / "django_advisory_lock").rglob("*.py"))
+)
+
+
+class TestNames:
+    """What a page calls a setting, an option or an attribute is one."""
+
+    @pytest.mark.parametrize("page", PAGES)
+    def test_settings(self, page: str) -> None:
+        named = set(re.findall(r"\bADVISORY_LOCK_\w+", PAGES[page].read_text(encoding="utf-8")))
+        assert {setting for setting in named if f'"{setting}"' not in SOURCE} == set()
+
+    @pytest.mark.parametrize("page", PAGES)
+    def test_options_of_commands(self, page: str) -> None:
+        class Command(django_advisory_lock.AdvisoryLockCommandMixin, BaseCommand):
+            """A command with the options of the mixin."""
+
+        known = Command().create_parser("manage.py", "work").format_help()
+        named = re.findall(r"--(?:no-)?lock[\w-]*", PAGES[page].read_text(encoding="utf-8"))
+        assert [option for option in named if option not in known] == []
+
+    @pytest.mark.parametrize("page", PAGES)
+    def test_code_in_tables(self, page: str) -> None:
+        """A word alone in the first cell of a row whose column is called after what it names."""
+        for header, name in first_cells(page):
+            if header in ("attribute", "hook"):
+                assert hasattr(django_advisory_lock.AdvisoryLockCommandMixin, name), name
+            elif header == "option":
+                assert re.search(rf"^ +{name}: ", SOURCE, flags=re.MULTILINE), name
+            elif header == "setting":
+                assert f'"{name}"' in SOURCE, name
+
+    @pytest.mark.parametrize("page", PAGES)
+    def test_imports(self, page: str) -> None:
+        text = PAGES[page].read_text(encoding="utf-8")
+        for names in re.findall("^from django_advisory_lock import (.*)$", text, flags=re.MULTILINE):
+            assert set(re.split(r",\s*", names)) <= set(django_advisory_lock.__all__)
+
+
+def tables(page: str) -> Iterator[list[list[str]]]:
+    """Return the tables of a page: their rows with the text of the cells, the head first."""
+    for table in re.findall(r"(?:^\|.*\|\n)+", prose(page), flags=re.MULTILINE):
+        rows = [re.split(r"(?<!\\)\|", row)[1:-1] for row in table.splitlines()]
+        assert {len(row) for row in rows} == {len(rows[0])}, table
+        yield [[cell.strip().replace("\\|", "|") for cell in row] for row in (rows[0], *rows[2:])]
+
+
+def first_cells(page: str) -> Iterator[tuple[str, str]]:
+    """Return the word in code that each row begins with, and the head of its column."""
+    for head, *rows in tables(page):
+        for row in rows:
+            if word := re.match(r"`(\w+)", row[0]):
+                yield head[0], word[1]
+
+
+def table(page: str, head: str) -> list[tuple[str, str]]:
+    """Return the first two cells of each row of the table with this head, without the marks of code."""
+    rows = next(rows for first, *rows in tables(page) if first[0] == head)
+    return [(row[0].strip("`"), row[1].strip("`")) for row in rows]
+
+
+KEY_FUNCTIONS, TRIGGER, ALL_LOCKS, ONE_NAME = [
+    block.text for block in BLOCKS if (block.page, block.language) == ("docs/keys.md", "sql")
+]
+NAMES: dict[str, Any] = {
+    **{name: getattr(django_advisory_lock, name) for name in django_advisory_lock.__all__},
+    "Account": Account,
+    "Membership": Membership,
+    "Token": Token,
+    "UUID": uuid.UUID,
+}
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(", "))
+
+
+class TestKeys:
+    """What docs/keys.md says."""
+
+    @pytest.fixture
+    def server(self, other: OtherSession) -> Iterator[psycopg.Connection[Any]]:
+        """A session with the functions of the page, which are gone after the test."""
+        with psycopg.connect(**parameters()) as raw:
+            raw.execute(KEY_FUNCTIONS)
+            yield raw
+            raw.rollback()
+
+    def numbers_in_sql(self, server: psycopg.Connection[Any], text: str) -> tuple[int, ...]:
+        row = server.execute(f"SELECT {text}").fetchone()
+        return row or ()
+
+    @pytest.mark.parametrize(("text", "error"), table("docs/keys.md", "refused"))
+    def test_what_is_refused(self, text: str, error: str) -> None:
+        parts = eval(text, {**NAMES, "account": Account(pk=1)})
+        with pytest.raises({"ValueError": ValueError, "TypeError": TypeError}[error]):
+            lock_key(*parts) if isinstance(parts, tuple) else lock_key(parts)
+
+    @pytest.mark.parametrize(("text", "golden"), table("docs/keys.md", "key"))
+    def test_golden_values(self, text: str, golden: str) -> None:
+        assert eval(text, NAMES).args == numbers(golden)
+
+    @pytest.mark.parametrize(("text", "recipe"), table("docs/keys.md", "in Python"))
+    def test_python_and_sql_agree(self, text: str, recipe: str, server: psycopg.Connection[Any]) -> None:
+        assert self.numbers_in_sql(server, recipe) == eval(text, NAMES).args
+
+    @pytest.mark.parametrize(
+        "parts",
+        [
+            *(["nightly-report"], ["é"], ["e\u0301"], ["鍵", "🔒"], ["a\nb", "%s", "'"], ["x" * 10_000]),
+            *(["n", -(2**63)], ["n", -1], ["n", 0, 2**64], ["a", "bc"], ["ab", "c"], [str(uuid.UUID(int=7))]),
+        ],
+        ids=lambda parts: ascii(parts)[:30],
+    )
+    def test_the_function_in_sql(self, parts: list[Any], server: psycopg.Connection[Any]) -> None:
+        texts = [str(part) for part in parts]
+        row = server.execute("SELECT lock_key(VARIADIC %s::text[]), lock_scope(VARIADIC %s::text[])", [texts, texts])
+        whole, scope = row.fetchone() or (None, None)
+        assert whole == lock_key(*parts).args[0]
+        assert scope == whole >> 32
+
+    @pytest.mark.parametrize("parts", [["a", None], ["a", ""], ["a\x1fb"], [None]], ids=ascii)
+    def test_the_function_in_sql_refuses(self, parts: list[Any], server: psycopg.Connection[Any]) -> None:
+        with pytest.raises(psycopg.errors.RaiseException):
+            server.execute("SELECT lock_key(VARIADIC %s::text[])", [parts])
+
+    def test_a_trigger_and_a_block_exclude_each_other(self, server: psycopg.Connection[Any]) -> None:
+        server.execute(TRIGGER)
+        server.execute("CREATE TEMPORARY TABLE stock (id int)")
+        server.execute("CREATE TRIGGER t BEFORE INSERT ON stock FOR EACH ROW EXECUTE FUNCTION keep_stock_together()")
+        server.execute("INSERT INTO stock VALUES (42)")
+        with try_advisory_lock("stock", 42) as same, try_advisory_lock("stock", 43) as another:
+            assert (bool(same), bool(another)) == (False, True)
+        server.rollback()
+        with try_advisory_lock("stock", 42) as same:
+            assert same
+
+    def test_the_list_of_locks_shows_the_keys(self, name: str, server: psycopg.Connection[Any]) -> None:
+        """Case 57."""
+        singles = {lock_key(name), LockKey((-1,)), LockKey((2**63 - 1,)), LockKey((-(2**63),))}
+        keys = singles | {LockKey.pair(-1, 7), LockKey.pair(2**31 - 1, -(2**31))}
+        with contextlib.ExitStack() as stack:
+            for key in keys:
+                stack.enter_context(advisory_lock(key))
+            rows = server.execute(ALL_LOCKS).fetchall()
+        shown = {row[0]: row[1:4] for row in rows}
+        assert shown.keys() == {str(key.args if len(key.args) == 2 else key.args[0]) for key in keys}
+        assert set(shown.values()) == {(True, False, backend_pid())}
+
+    def test_who_holds_one_name(self, server: psycopg.Connection[Any]) -> None:
+        assert server.execute(ONE_NAME).fetchall() == []
+        with advisory_lock("nightly-report"):
+            holders = server.execute(ONE_NAME).fetchall()
+        assert [holder[0] for holder in holders] == [backend_pid()]
+
+    def test_tenants(self, other: OtherSession) -> None:
+        """Case 52."""
+        with reader() as page:
+            run_section("docs/keys.md", "tenants", page)
+            with override_settings(ADVISORY_LOCK_NAMESPACE=page["ADVISORY_LOCK_NAMESPACE"]):
+                for_all = lock_key("rotate-logs", namespace="")
+                page["rebuild_index"] = try_advisory_lock("rebuild-index", default="busy")(self.job)
+                page["rotate_logs"] = try_advisory_lock(for_all, default="busy")(self.job)
+                other.take(lock_key("rebuild-index", namespace="a"))
+                other.take(lock_key("rotate-logs", namespace=""))
+                assert [self.as_tenant(page, tenant) for tenant in "ab"] == [("busy", "busy"), ("ran", "busy")]
+
+    def job(self) -> str:
+        return "ran"
+
+    def as_tenant(self, page: dict[str, Any], tenant: str) -> tuple[str, str]:
+        token = page["tenant"].set(tenant)
+        try:
+            return page["rebuild_index"](), page["rotate_logs"]()
+        finally:
+            page["tenant"].reset(token)
+
+
+class TestChoosing:
+    """What docs/choosing.md says."""
+
+    def test_constraints_bind_everybody(self, other: OtherSession) -> None:
+        with reader() as page:
+            run_section("docs/choosing.md", "constraints", page)
+            during = TimestamptzRange(timezone.now(), None)
+            page["Maintenance"].objects.create(during=during)
+            page["Subscription"].objects.create(customer=1)
+            page["Subscription"].objects.create(customer=1, active=False)
+            for model, fields in (("Report", {"month": "2026-09"}), ("Subscription", {"customer": 1})):
+                with pytest.raises(IntegrityError):
+                    page[model].objects.create(**fields)
+            with pytest.raises(IntegrityError):
+                page["Maintenance"].objects.create(during=during)
+
+    def test_workers_of_a_queue_do_not_wait_for_each_other(self, other: OtherSession) -> None:
+        with reader() as page:
+            run_section("docs/choosing.md", "queues", page)
+            jobs = [page["Job"].objects.create(payload=f"{number}") for number in range(2)]
+            with transaction.atomic():
+                page["Job"].objects.select_for_update().get(pk=jobs[0].pk)
+                assert Thread(page["work_off_one"]).result()
+                assert not Thread(page["work_off_one"]).result()
+            assert list(page["Job"].objects.filter(done=True, pk__gte=jobs[0].pk)) == [jobs[1]]
+
+    def test_the_row_alone_lets_one_start_per_interval(self, other: OtherSession) -> None:
+        """Case 59, 79."""
+        with reader() as page:
+            run_section("docs/choosing.md", "once-per-interval", page)
+            barrier = threading.Barrier(8, timeout=LIMIT)
+            assert sum(self.all_at_once(barrier, lambda: page["is_due"]("digest", page["timedelta"](hours=1)))) == 1
+            page["Schedule"].objects.update(started_at=timezone.now() - page["timedelta"](hours=2))
+            assert page["is_due"]("digest", page["timedelta"](hours=1))
+
+    def all_at_once(self, barrier: threading.Barrier, function: Callable[[], Any]) -> list[Any]:
+        def call() -> Any:
+            connection.ensure_connection()
+            barrier.wait()
+            return function()
+
+        threads = [Thread(call) for _ in range(barrier.parties)]
+        return [thread.result() for thread in threads]
+
+    def test_a_conflict_is_tried_again(self, other: OtherSession) -> None:
+        with reader() as page:
+            run_section("docs/choosing.md", "serializable", page)
+            seen: list[int] = []
+
+            def add_one() -> None:
+                with connection.cursor() as cursor:
+                    cursor.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+                account = Account.objects.get()
+                seen.append(account.balance)
+                if len(seen) == 1:
+                    other.raw.execute("UPDATE testapp_account SET balance = 10")
+                account.balance += 1
+                account.save()
+
+            page["serializable"](add_one)
+            assert seen == [0, 10]
+            assert Account.objects.get().balance == 11
+
+    @pytest.mark.parametrize("locked", [True, False])
+    def test_the_lock_saves_the_work_and_the_constraint_the_result(self, locked: bool, other: OtherSession) -> None:
+        """Without the lock both compute, and one fails."""
+        with reader() as page:
+            run_section("docs/choosing.md", "lock-and-constraint-together", page)
+            barrier, computed = threading.Barrier(2, timeout=LIMIT), []
+
+            def compute(month: str) -> int:
+                computed.append(month)
+                if not locked:
+                    barrier.wait()
+                return 7
+
+            page["compute"] = compute
+            if not locked:
+                page["advisory_lock"] = lambda *key, timeout: contextlib.nullcontext()
+            threads = [Thread(lambda: page["monthly_report"]("2026-10").total) for _ in range(2)]
+            results = [thread.result() for thread in self.ended(threads) if thread.error is None]
+            assert (len(computed), results) == ((1, [7, 7]) if locked else (2, [7]))
+            assert page["Report"].objects.filter(month="2026-10").count() == 1
+
+    def ended(self, threads: list[Thread[Any]]) -> list[Thread[Any]]:
+        for thread in threads:
+            thread.join(LIMIT)
+            assert not thread.is_alive()
+            assert thread.error is None or isinstance(thread.error, IntegrityError)
+        return threads
+
+
+class TestTransactions:
+    """What docs/transactions.md says."""
+
+    @pytest.mark.parametrize(("scope", "left"), [("auto", 8), ("session", 9)])
+    def test_a_lock_freed_before_the_commit_sells_a_piece_twice(
+        self, scope: Any, left: int, name: str, other: OtherSession
+    ) -> None:
+        """Case 13: the steps of the table; `session` is the one that goes wrong."""
+        stock = Account.objects.create(balance=10)
+        is_block_over, may_commit = threading.Event(), threading.Event()
+
+        def take_one(pause: Callable[[], object]) -> None:
+            with transaction.atomic():
+                with advisory_lock(name, scope=scope, timeout=LIMIT):
+                    balance = Account.objects.get(pk=stock.pk).balance
+                    Account.objects.filter(pk=stock.pk).update(balance=balance - 1)
+                pause()
+
+        def stop() -> None:
+            is_block_over.set()
+            assert may_commit.wait(LIMIT)
+
+        try:
+            first = Thread(lambda: take_one(stop))
+            assert is_block_over.wait(LIMIT)
+            second = Thread(lambda: take_one(lambda: None))
+            # One waits for the lock, or, where it was free, for the row that is not committed.
+            waits = "wait_event_type = 'Lock' AND datname = current_database()"
+            wait_until(lambda: other.one(f"SELECT count(*) FROM pg_stat_activity WHERE {waits}") == 1, "it waits")
+            may_commit.set()
+            first.result()
+            second.result()
+            assert Account.objects.get(pk=stock.pk).balance == left
+        finally:
+            may_commit.set()
+            stock.delete()
+
+    def test_atomic_requests(self, name: str, other: OtherSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Case 13: until the commit after the view."""
+        seen = []
+
+        def view(request: Any) -> HttpResponse:
+            with advisory_lock(name) as lock:
+                seen.append(lock.scope)
+            seen.append("free" if other.is_free(lock_key(name)) else "held")
+            return HttpResponse()
+
+        monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+        BaseHandler().make_view_atomic(view)(None)
+        with reader() as page:
+            run_section("docs/transactions.md", "atomic_requests", page)
+            assert BaseHandler().make_view_atomic(page["pay"]) is page["pay"]
+        assert seen == ["transaction", "held"]
+        assert other.is_free(lock_key(name))
+
+    def test_on_commit_callbacks_take_session_locks(self, name: str, other: OtherSession) -> None:
+        seen = []
+
+        def callback() -> None:
+            with advisory_lock(name) as lock:
+                seen.append(lock.scope)
+
+        with transaction.atomic():
+            transaction.on_commit(callback)
+        assert seen == ["session"]
+
+    @pytest.mark.parametrize("lock_first", [True, False])
+    def test_at_repeatable_read_the_lock_comes_before_the_transaction(
+        self, lock_first: bool, name: str, other: OtherSession
+    ) -> None:
+        """The other way round what is read is older than the lock."""
+        account = Account.objects.create(balance=1)
+        lock = advisory_lock(name, using="serializable", timeout=LIMIT)
+        atomic = transaction.atomic(using="serializable")
+
+        def read() -> int:
+            warned = contextlib.nullcontext() if lock_first else pytest.warns(RuntimeWarning, match="snapshot")
+            blocks: Any = (lock, atomic) if lock_first else (atomic, lock)
+            with warned, blocks[0], blocks[1]:
+                return int(Account.objects.using("serializable").get(pk=account.pk).balance)
+
+        try:
+            other.take(lock_key(name))
+            waiting = Thread(read)
+            other.wait_for_waiters(lock_key(name))
+            Account.objects.filter(pk=account.pk).update(balance=2)
+            other.drop(lock_key(name))
+            assert waiting.result() == (2 if lock_first else 1)
+        finally:
+            account.delete()
+
+    def test_a_transaction_goes_on_after_a_wait_in_vain(self, other: OtherSession) -> None:
+        """Case 9."""
+        other.take(lock_key("stock"))
+        with reader() as page:
+            run_section("docs/transactions.md", "waiting-inside-a-transaction", page)
+            assert Account.objects.get().name == "later"
+
+    def test_a_transaction_that_idles_for_too_long(self, name: str, other: OtherSession) -> None:
+        """Case 31: nothing of it is kept."""
+        account = Account.objects.create(balance=1)
+        try:
+            with pytest.raises((DatabaseError, LockLost)):
+                with transaction.atomic(), advisory_lock(name) as lock:
+                    Account.objects.filter(pk=account.pk).update(balance=2)
+                    value("SELECT set_config('idle_in_transaction_session_timeout', '50ms', true)")
+                    other.wait_until_free(lock_key(name))
+                    assert not lock.is_held()
+            assert Account.objects.get(pk=account.pk).balance == 1
+        finally:
+            account.delete()
+
+    def test_all_unlocked_by_hand(self, name: str, other: OtherSession) -> None:
+        with pytest.raises(LockLost), advisory_lock(name):
+            value("SELECT pg_advisory_unlock_all() IS NULL")
+
+
+class TestCommands:
+    """What docs/commands.md says."""
+
+    def command(self, page: dict[str, Any], heading: str) -> Any:
+        return run_section("docs/commands.md", heading, page)["Command"]()
+
+    def called(self, command: Any, *arguments: str, **options: Any) -> str:
+        out = io.StringIO()
+        call_command(command, *arguments, stdout=out, **options)
+        return out.getvalue()
+
+    def test_attributes_and_their_defaults(self) -> None:
+        rows = dict(table("docs/commands.md", "attribute"))
+        assert rows.pop("lock_key") == "the module"
+        mixin = django_advisory_lock.AdvisoryLockCommandMixin
+        assert {name: getattr(mixin, name) for name in rows} == {
+            name: ast.literal_eval(default) for name, default in rows.items()
+        }
+        assert {name for name in mixin.__annotations__ if not name.startswith("_")} == {*rows, "lock_key"}
+
+    def start(self, *arguments: str) -> Any:
+        code = "import sys\nfrom django.core.management import execute_from_command_line as run\nrun(sys.argv)"
+        return spawn(code, *arguments)
+
+    def status(self, process: Any, text: str | None = None) -> int:
+        process.communicate(text, timeout=LIMIT)
+        return int(process.returncode)
+
+    def test_exit_statuses(self, name: str, other: OtherSession) -> None:
+        """Case 64."""
+        statuses = dict(table("docs/commands.md", "what happened"))
+        other.take(lock_key(name))
+        assert self.status(self.start("work", "--key", name)) == int(statuses["busy, skipped"])
+        assert self.status(self.start("work", "--key", name, "--lock-busy-exit-code", "75")) == 75
+        other.drop(lock_key(name))
+        assert self.status(self.start("work", "--key", name)) == int(statuses["ran"])
+        assert self.status(self.start("work", "--key", name, "--lock-timeout", "soon")) == 2
+
+    @pytest.mark.parametrize(
+        ("happened", "number"), [("SIGTERM", signal.SIGTERM), ("SIGKILL, out of memory", signal.SIGKILL)]
+    )
+    def test_exit_statuses_of_killed_runs(
+        self, happened: str, number: signal.Signals, name: str, other: OtherSession
+    ) -> None:
+        """Case 61: and the lock is free."""
+        run = self.start("work", "--key", name, "--wait")
+        wait_until(lambda: other.holders(lock_key(name)) == 1, "it works")
+        run.send_signal(number)
+        assert f"{128 - self.status(run)} in a shell" == dict(table("docs/commands.md", "what happened"))[happened]
+        other.wait_until_free(lock_key(name))
+
+    def test_exit_status_of_a_run_that_lost_its_lock(self, name: str, other: OtherSession) -> None:
+        run = self.start("work", "--key", name, "--wait")
+        wait_until(lambda: other.holders(lock_key(name)) == 1, "it works")
+        other.kill(other.holder(lock_key(name)))
+        statuses = dict(table("docs/commands.md", "what happened"))
+        assert self.status(run, "\n") == int(statuses["the lock was lost while it ran"])
+
+    def test_migrate(self, other: OtherSession) -> None:
+        """Case 68."""
+        with reader() as page:
+            command = self.command(page, "migrate-on-a-rolling-deploy")
+            assert "Planned operations" in self.called(command, plan=True)
+            other.take(lock_key("migrate"))
+            with override_settings(ADVISORY_LOCK_NAMESPACE="tenant"), pytest.raises(CommandError) as caught:
+                self.called(command, plan=True, lock_timeout=0)
+            assert caught.value.returncode == 75
+
+    def test_tenants(self, other: OtherSession) -> None:
+        """Case 74."""
+        with reader() as page:
+            command = self.command(page, "one-lock-for-each-tenant")
+            other.take(lock_key("sync-tenant", "a"))
+            assert self.called(command, "a").startswith("Skipped")
+            assert self.called(command, "a", database="other") == "synced a\n"
+            assert self.called(command, "b", verbosity=2) == "synced b\n"
+
+    def test_a_skipped_run_is_logged(self, other: OtherSession, caplog: pytest.LogCaptureFixture) -> None:
+        with reader() as page:
+            command = self.command(page, "skipped-runs-that-someone-should-notice")
+            command.lock_key = page["name"]
+            other.take(lock_key(page["name"]))
+            with caplog.at_level(logging.WARNING):
+                assert self.called(command).startswith("Skipped")
+            assert f"pid {other.pid}" in caplog.text
+
+    def test_a_long_run_that_lost_its_lock_stops(self, name: str, other: OtherSession) -> None:
+        """Case 72."""
+        batches = []
+
+        def lose_it(count: int) -> Iterator[int]:
+            for batch in range(count):
+                batches.append(batch)
+                yield batch
+                other.kill(backend_pid()) if batch == 1 else None
+
+        with reader() as page:
+            command = self.command(page, "long-runs")
+            command.lock_key = name
+            self.called(command)
+            self.called(command, no_lock=True)
+            page["range"] = lose_it
+            with pytest.raises(LockLost):
+                self.called(command)
+        assert batches == [0, 1, 2]
+
+    def test_what_a_role_may_set_for_its_sessions(self, other: OtherSession) -> None:
+        with reader() as page:
+            options = run_section("docs/commands.md", "killed-runs", page)["DATABASES"]["default"]["OPTIONS"]
+        with extra_alias("watched", options):
+            assert value("SHOW client_connection_check_interval", alias="watched") == "1s"
+
+    def test_a_killed_run_is_noticed_while_the_server_works_for_it(self, name: str, other: OtherSession) -> None:
+        """Case 35: the query would go on for a minute."""
+        code = (
+            "from django.db import connection\nfrom django_advisory_lock import advisory_lock\n"
+            f"with advisory_lock({name!r}):\n connection.cursor().execute('SELECT pg_sleep(60)')"
+        )
+        process = spawn(code, PGOPTIONS="-c client_connection_check_interval=1s")
+        asleep = "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)' AND wait_event = 'PgSleep'"
+        wait_until(lambda: other.one(asleep) == 1, "it sleeps")
+        process.kill()
+        process.communicate(timeout=LIMIT)
+        other.wait_until_free(lock_key(name))
