@@ -283,10 +283,15 @@ def first_cells(page: str) -> Iterator[tuple[str, str]]:
                 yield head[0], word[1]
 
 
-def table(page: str, head: str) -> list[tuple[str, str]]:
-    """Return the first two cells of each row of the table with this head, without the marks of code."""
+def table(page: str, head: str, columns: int = 2) -> list[tuple[str, ...]]:
+    """Return the first cells of each row of the table with this head, without the marks of code."""
     rows = next(rows for first, *rows in tables(page) if first[0] == head)
-    return [(row[0].strip("`"), row[1].strip("`")) for row in rows]
+    return [tuple(cell.replace("`", "") for cell in row[:columns]) for row in rows]
+
+
+def cells(page: str, head: str) -> dict[str, str]:
+    """Return the second cell of each row of a table by its first."""
+    return {row[0]: row[1] for row in table(page, head)}
 
 
 KEY_FUNCTIONS, TRIGGER, ALL_LOCKS, ONE_NAME = [
@@ -627,7 +632,7 @@ class TestCommands:
         return out.getvalue()
 
     def test_attributes_and_their_defaults(self) -> None:
-        rows = dict(table("docs/commands.md", "attribute"))
+        rows = cells("docs/commands.md", "attribute")
         assert rows.pop("lock_key") == "the module"
         mixin = django_advisory_lock.AdvisoryLockCommandMixin
         assert {name: getattr(mixin, name) for name in rows} == {
@@ -645,7 +650,7 @@ class TestCommands:
 
     def test_exit_statuses(self, name: str, other: OtherSession) -> None:
         """Case 64."""
-        statuses = dict(table("docs/commands.md", "what happened"))
+        statuses = cells("docs/commands.md", "what happened")
         other.take(lock_key(name))
         assert self.status(self.start("work", "--key", name)) == int(statuses["busy, skipped"])
         assert self.status(self.start("work", "--key", name, "--lock-busy-exit-code", "75")) == 75
@@ -663,14 +668,14 @@ class TestCommands:
         run = self.start("work", "--key", name, "--wait")
         wait_until(lambda: other.holders(lock_key(name)) == 1, "it works")
         run.send_signal(number)
-        assert f"{128 - self.status(run)} in a shell" == dict(table("docs/commands.md", "what happened"))[happened]
+        assert f"{128 - self.status(run)} in a shell" == cells("docs/commands.md", "what happened")[happened]
         other.wait_until_free(lock_key(name))
 
     def test_exit_status_of_a_run_that_lost_its_lock(self, name: str, other: OtherSession) -> None:
         run = self.start("work", "--key", name, "--wait")
         wait_until(lambda: other.holders(lock_key(name)) == 1, "it works")
         other.kill(other.holder(lock_key(name)))
-        statuses = dict(table("docs/commands.md", "what happened"))
+        statuses = cells("docs/commands.md", "what happened")
         assert self.status(run, "\n") == int(statuses["the lock was lost while it ran"])
 
     def test_migrate(self, other: OtherSession) -> None:
