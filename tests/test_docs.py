@@ -30,7 +30,7 @@ from django.core.management.base import BaseCommand
 from django.db import DatabaseError, IntegrityError, connection, connections, models, transaction
 from django.db.models.signals import class_prepared
 from django.http import HttpResponse
-from django.test import override_settings
+from django.test import TestCase, override_settings
 from django.test.utils import isolate_apps
 from django.utils import timezone
 from psycopg.types.range import TimestamptzRange
@@ -150,7 +150,7 @@ def reader() -> Iterator[dict[str, Any]]:
             for model in reversed(made):
                 with connection.schema_editor() as editor:
                     editor.delete_model(model)
-            Account.objects.all().delete()
+            account.delete()
 
 
 def run_section(page: str, heading: str, namespace: dict[str, Any]) -> dict[str, Any]:
@@ -182,6 +182,10 @@ class TestExamples:
                 if (each.page, each.language) == (block.page, "sql"):
                     raw.execute(each.text)
             raw.rollback()
+
+    @pytest.mark.parametrize("block", BLOCKS, ids=str)
+    def test_no_language_is_one_that_nobody_runs(self, block: Block) -> None:
+        assert block.language in {"python", "pycon", "sql", "console", "text", "ini", "toml", "yaml", "diff"}
 
     @pytest.mark.parametrize("page", PAGES)
     def test_no_fence_is_left_open(self, page: str) -> None:
@@ -458,21 +462,21 @@ class TestChoosing:
     def test_a_conflict_is_tried_again(self, other: OtherSession) -> None:
         with reader() as page:
             run_section("docs/choosing.md", "serializable", page)
-            seen: list[int] = []
+            rows, seen = Account.objects.filter(pk=page["account"].pk), list[int]()
 
             def add_one() -> None:
                 with connection.cursor() as cursor:
                     cursor.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
-                account = Account.objects.get()
+                account = rows.get()
                 seen.append(account.balance)
                 if len(seen) == 1:
-                    other.raw.execute("UPDATE testapp_account SET balance = 10")
+                    other.raw.execute("UPDATE testapp_account SET balance = 10 WHERE id = %s", [account.pk])
                 account.balance += 1
                 account.save()
 
             page["serializable"](add_one)
             assert seen == [0, 10]
-            assert Account.objects.get().balance == 11
+            assert rows.get().balance == 11
 
     @pytest.mark.parametrize("locked", [True, False])
     def test_the_lock_saves_the_work_and_the_constraint_the_result(self, locked: bool, other: OtherSession) -> None:
@@ -599,18 +603,19 @@ class TestTransactions:
         other.take(lock_key("stock"))
         with reader() as page:
             run_section("docs/transactions.md", "waiting-inside-a-transaction", page)
-            assert Account.objects.get().name == "later"
+            assert Account.objects.get(pk=page["account"].pk).name == "later"
 
-    def test_a_transaction_that_idles_for_too_long(self, name: str, other: OtherSession) -> None:
-        """Case 31: nothing of it is kept."""
+    @pytest.mark.parametrize("asked", [True, False])
+    def test_a_transaction_that_idles_for_too_long(self, asked: bool, name: str, other: OtherSession) -> None:
+        """Case 31: nothing of it is kept, whether or not somebody asked for the lock meanwhile."""
         account = Account.objects.create(balance=1)
         try:
-            with pytest.raises((DatabaseError, LockLost)):
+            with pytest.raises(LockLost if asked else DatabaseError):
                 with transaction.atomic(), advisory_lock(name) as lock:
                     Account.objects.filter(pk=account.pk).update(balance=2)
                     value("SELECT set_config('idle_in_transaction_session_timeout', '50ms', true)")
                     other.wait_until_free(lock_key(name))
-                    assert not lock.is_held()
+                    assert not asked or not lock.is_held()
             assert Account.objects.get(pk=account.pk).balance == 1
         finally:
             account.delete()
@@ -618,6 +623,19 @@ class TestTransactions:
     def test_all_unlocked_by_hand(self, name: str, other: OtherSession) -> None:
         with pytest.raises(LockLost), advisory_lock(name):
             value("SELECT pg_advisory_unlock_all() IS NULL")
+
+
+class TestInTestCase(TestCase):
+    """What docs/transactions.md says of tests."""
+
+    def test_an_atomic_of_its_own_counts(self) -> None:
+        with advisory_lock("stock") as lock:
+            assert lock.scope == "session"
+        assert not lock.is_held()
+        with transaction.atomic():
+            with advisory_lock("stock") as lock:
+                assert lock.scope == "transaction"
+        assert lock.is_held()
 
 
 class TestCommands:
