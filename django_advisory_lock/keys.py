@@ -134,10 +134,11 @@ def model_key(
 
 
 def crc32_key(text: str) -> LockKey:
-    """Return the unsigned CRC-32 of a text as a bigint key, as Ruby's `Zlib.crc32` gives it; no namespace applies.
+    """Return the unsigned CRC-32 of a text as a bigint key, as `zlib.crc32` gives it; no namespace applies.
 
-    So a Rails application on the same database that locks by that number and this one exclude each other. Anything but
-    text is `TypeError`; text that `lock_key` refuses is `ValueError`.
+    So code that locks by that one number, in any language, and this one exclude each other. (Ruby's with_advisory_lock
+    makes two ints of it since 2.0: docs/migrating.md has its key.) Anything but text is `TypeError`; text that
+    `lock_key` refuses is `ValueError`.
     """
     if not isinstance(text, str):
         raise TypeError(f"crc32_key() takes text, not {_name(text)}.")
