@@ -255,7 +255,7 @@ else:
         self.compete(alias, name, tmp_path)
 
     @pytest.mark.parametrize("size", [1, 4])
-    @pytest.mark.parametrize("used_for", ["locks", "queries"])
+    @pytest.mark.parametrize("used_for", ["locks", "queries", "queries in a thread"])
     def test_workers_forked_with_a_pool(
         self, size: int, used_for: str, name: str, other: OtherSession, tmp_path: Path
     ) -> None:
@@ -264,8 +264,11 @@ else:
             if used_for == "locks":
                 with advisory_lock(name, using=alias):
                     pass
-            backend_pid(alias)
-            connections[alias].close()
+            if used_for == "queries in a thread":
+                Thread(lambda: backend_pid(alias)).result()
+            else:
+                backend_pid(alias)
+                connections[alias].close()
             now = other.one("SELECT clock_timestamp()")
             began = "SELECT backend_start > %s FROM pg_stat_activity WHERE pid = pg_backend_pid()"
 
