@@ -382,6 +382,7 @@ class TestThreads:
         assert not handles[0].is_held()
 
         def is_lost() -> bool:
+            gc.collect()
             try:
                 handles[0].release()
             except AdvisoryLockError as error:  # still that of the thread, for a moment after its join
