@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from django.db import connections
 
@@ -55,6 +55,10 @@ class LockHandle:
 
     def __bool__(self) -> bool:
         return self.acquired
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        # A copy that is dropped would free the lock of the original.
+        raise TypeError(f"{self!r} cannot be copied or pickled: it is one attempt of this process.")
 
     @property
     def acquired(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Literal
@@ -262,16 +263,33 @@ class Session:
 
 
 _sessions: WeakKeyDictionary[RawConnection, Session] = WeakKeyDictionary()
-_inherited: list[RawConnection] = []
+# What a fork inherited. Used or closed here it would break the parent's sessions, so it is kept, out of the way.
+_inherited: list[object] = []
 
 
 def _mark_inherited() -> None:
-    """Run in a forked child: the connections of the thread that forked are the parent's, locks or not."""
-    if settings.configured:
-        for connection in connections.all(initialized_only=True):
-            raw = connection.connection
-            if isinstance(raw, psycopg.Connection) and not raw.closed:
-                attach(connection).process = 0
+    """Run in a forked child: the connections of the thread that forked, and all pools, are the parent's."""
+    if not settings.configured:
+        return
+    for connection in connections.all(initialized_only=True):
+        raw = connection.connection
+        if isinstance(raw, psycopg.Connection) and not raw.closed:
+            session = attach(connection)
+            session.process = 0
+            if session.held:
+                # Not only at the next lock: the end of an atomic() that the child leaves would end the parent's lock.
+                _set_aside(connection)
+    postgresql = sys.modules.get("django.db.backends.postgresql.base")
+    pools = getattr(getattr(postgresql, "DatabaseWrapper", None), "_connection_pools", {})
+    _inherited.extend(pools.values())
+    pools.clear()
+
+
+def _set_aside(connection: BaseDatabaseWrapper) -> None:
+    """Let the alias connect anew, and leave the connection that it had to another process."""
+    _inherited.append(connection.connection)
+    connection.connection = None
+    connection.run_on_commit = []
 
 
 os.register_at_fork(after_in_child=_mark_inherited)
@@ -289,9 +307,7 @@ def connection_for(alias: str) -> BaseDatabaseWrapper:
     if session is None:
         _require_support(connection)
     elif session.process != os.getpid():
-        # A fork inherited it. Used or closed here it would break the parent's session, so it is kept, out of the way.
-        _inherited.append(raw)
-        connection.connection = None
+        _set_aside(connection)
     return connection
 
 

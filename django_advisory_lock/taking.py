@@ -315,9 +315,16 @@ class _Take:
         try:
             yield
         except BaseException as error:
-            # Past Django's cursor where its wrappers, or an interrupt, had a hand in the failure.
-            send = self.cursor.execute if isinstance(error, Error) else self.connection.connection.execute
-            with contextlib.suppress(Exception):
-                send("ROLLBACK TO SAVEPOINT advisory_lock_wait")
+            self._undo_savepoint(error)
             raise
         self.cursor.execute("RELEASE SAVEPOINT advisory_lock_wait")
+
+    def _undo_savepoint(self, error: BaseException) -> None:
+        undo = "ROLLBACK TO SAVEPOINT advisory_lock_wait"
+        if isinstance(error, Error):
+            with contextlib.suppress(Exception):
+                self.cursor.execute(undo)
+                return
+        # Past Django's cursor where its wrappers, or an interrupt, had a hand in the failure.
+        with contextlib.suppress(Exception):
+            self.connection.connection.execute(undo)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.conf import LazySettings
 from django.db import close_old_connections, connection, connections, transaction
+from django.db.backends.postgresql.base import DatabaseWrapper
 from django.test import TestCase, TransactionTestCase
 
 from django_advisory_lock import (
@@ -361,7 +362,11 @@ class TestFork:
         connection.ensure_connection()
         connections["same"].ensure_connection()
         connections["same"].connection.close()  # a session that died says nothing more, not even its pid
+        pools = DatabaseWrapper._connection_pools  # type: ignore[attr-defined]
+        monkeypatch.setattr(DatabaseWrapper, "_connection_pools", dict(pools))
         sessions._mark_inherited()
+        assert DatabaseWrapper._connection_pools == {}  # type: ignore[attr-defined]
+        assert [sessions._inherited.pop() for _ in pools] == list(pools.values())[::-1]
         connections["same"].connection = None
         raw = connection.connection
         marked = [one for one in connections.all(initialized_only=True) if one.connection and one.alias != "sqlite"]
