@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import uuid
 from collections.abc import Iterator
 
+import coverage
 import django
 import psycopg
 import psycopg_pool
@@ -14,6 +16,11 @@ from django.test.utils import setup_databases, teardown_databases
 from pytest_django import DjangoDbBlocker
 
 from tests.support import OtherSession, parameters
+
+# What was set for the processes that run tests, several beside each other, is not for those that tests start.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for _name in ("COVERAGE_PROCESS_START", "PYTHONDEVMODE"):
+        os.environ.pop(_name, None)
 
 # A shell lets its background jobs ignore Ctrl-C, and every process that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -40,6 +47,14 @@ def django_db_setup(
             if getattr(connection, "pool", None):
                 connection.close_pool()  # type: ignore[attr-defined]
         teardown_databases(config, verbosity=0)
+
+
+def pytest_sessionfinish() -> None:
+    """Save what was covered: the processes that xdist starts end without saying so."""
+    running = coverage.Coverage.current()
+    if running is not None:
+        running.stop()
+        running.save()
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from testproject.demo.timeline import Row, axis, cells, render
 
 from .test_shop import SECONDS, new_shop, until
 
+pytestmark = pytest.mark.slow
+
 APART = [(0.0, 1.0), (1.0, 2.0), (5.0, 6.0)]
 TOGETHER = [(0.0, 3.0), (1.0, 4.0), (2.0, 5.0)]
 

@@ -46,6 +46,8 @@ from django_advisory_lock import (
 from tests.support import LIMIT, OtherSession, Thread, backend_pid, extra_alias, parameters, spawn, value, wait_until
 from tests.testapp.models import Account, Membership, Token
 
+pytestmark = pytest.mark.slow
+
 PROJECT = Path(__file__).resolve().parent.parent
 PAGES = {path.relative_to(PROJECT).as_posix(): path for path in [PROJECT / "README.md", *PROJECT.glob("docs/*.md")]}
 CONTINUES = "<!-- continues -->"

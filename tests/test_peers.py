@@ -23,6 +23,8 @@ from django_advisory_lock import LockKey, LockTimeout, advisory_lock, crc32_key,
 from tests.support import LIMIT, OtherSession, Thread, output, spawn, value
 from tests.test_docs import BLOCKS, reader, run_section, table
 
+pytestmark = pytest.mark.slow
+
 PAGE = "docs/migrating.md"
 NAMES = ["nightly-report", "shop.Account", "é 🔒", "x" * 200]
 
