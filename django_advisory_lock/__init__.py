@@ -13,7 +13,8 @@ from .exceptions import (
 from .guards.command import AdvisoryLockCommandMixin
 from .handles import LockHandle
 from .keys import KeyLike, LockKey, crc32_key, lock_key, model_key
-from .locks import AdvisoryLock, TryAdvisoryLock, advisory_lock, try_advisory_lock
+from .locks import AdvisoryLock, TryAdvisoryLock, advisory_lock, advisory_lock_all, try_advisory_lock
+from .semaphores import advisory_semaphore, try_advisory_semaphore
 
 __all__ = [
     "AdvisoryLock",
@@ -31,8 +32,11 @@ __all__ = [
     "PoolerDetected",
     "TryAdvisoryLock",
     "advisory_lock",
+    "advisory_lock_all",
+    "advisory_semaphore",
     "crc32_key",
     "lock_key",
     "model_key",
     "try_advisory_lock",
+    "try_advisory_semaphore",
 ]

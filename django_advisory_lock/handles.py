@@ -9,23 +9,28 @@ import time
 import warnings
 from typing import TYPE_CHECKING, NoReturn
 
-from django.db import connections
+from django.db import DatabaseError, connections
+from django.utils.asyncio import async_unsafe
 
-from . import conf, releasing, transactions
+from . import conf, dedicated, hops, releasing, sessions, transactions
 from .exceptions import AdvisoryLockError, LockLost
-from .notices import logger, warn_caller
-from .owners import current_owner
-from .taking import take
+from .notices import logger, names, warn_caller
+from .options import refuse_other_transactions
+from .owners import current_owner, task_owner
+from .single import Take
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
+    from django.db.backends.base.base import BaseDatabaseWrapper
     from typing_extensions import Self
 
+    from .holds import Hold
     from .keys import LockKey
     from .options import Options
     from .owners import Owner
-    from .sessions import Hold
+    from .taking import Attempt
 
 
 MOMENT = 0.01  # seconds; a shorter wait is never a slow one
@@ -37,16 +42,22 @@ class LockHandle:
     `bool(handle)` and `acquired` tell how the attempt ended and never change; `is_held()` asks for the present.
     """
 
+    waited = 0.0
+    _acquired = False
+    _was_asked = False
+    _longest_pause = 0.25  # seconds between two tries of a task that waits
     _hold: Hold | None = None
+    _savepoint: transactions.BodySavepoint | None = None
+    _own_connection: BaseDatabaseWrapper | None = None
 
-    def __init__(self, key: LockKey, using: str, options: Options) -> None:
-        self.key = key
+    def __init__(
+        self, keys: tuple[LockKey, ...], using: str, options: Options, attempt: Callable[..., Attempt] = Take
+    ) -> None:
+        self.key = keys[0]
+        self.keys = keys
         self.using = using
-        self.waited = 0.0
         self._options = options
-        self._acquired = False
-        self._was_asked = False
-        self._savepoint: transactions.BodySavepoint | None = None
+        self._attempt = attempt
 
     def __repr__(self) -> str:
         is_over = self._hold is not None and not self._hold.noted
@@ -99,6 +110,7 @@ class LockHandle:
             was = "is no longer held" if self._acquired else "was never acquired"
             raise LockLost(f"The lock {self.key.name!r} on {self.using!r} {was}.", key=self.key, using=self.using)
 
+    @async_unsafe
     def release(self) -> None:
         """Release a session lock, with one statement; a second call sends nothing, and so does a forked child.
 
@@ -110,16 +122,19 @@ class LockHandle:
         if self._hold is not None and self._hold.scope == "session":
             self._finish(current_owner(), raised=False)
 
-    def __del__(self) -> None:
-        """Note a session lock that nobody can release any more. Runs in any thread, so nothing is sent from here."""
-        hold = self._hold
-        if hold is None or not hold.noted or hold.scope == "transaction":
-            return
-        if releasing.is_inherited(hold) or sys.is_finalizing():
-            return
-        hold.session.abandoned.append(hold)
-        hold.session.unpin(hold)
-        warnings.warn(f"{self!r} was dropped without release().", ResourceWarning, stacklevel=2, source=self)
+    async def ais_held(self) -> bool:
+        """See `is_held()`."""
+        return await hops.attempt(self.is_held, anywhere=self._options.dedicated)
+
+    async def acheck(self) -> None:
+        """See `check()`."""
+        await hops.attempt(self.check, anywhere=self._options.dedicated)
+
+    async def arelease(self) -> None:
+        """See `release()`. A task that is cancelled meanwhile still releases."""
+        owner, hold = task_owner(), self._hold
+        if hold is not None and hold.noted and hold.scope == "session":
+            await hops.finish(lambda: self._finish(owner, raised=False), anywhere=self._options.dedicated)
 
     def __enter__(self) -> Self:
         if self._hold is not None and not self._hold.noted:
@@ -129,11 +144,21 @@ class LockHandle:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self._leave(exc, current_owner())
-        except BaseException:
-            self._give_up()
-            raise
+        self._end_block(exc, current_owner())
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._aend_block(exc, task_owner())
+
+    async def _aend_block(self, error: BaseException | None, owner: Owner) -> None:
+        if not self._acquired:
+            self._end_block(error, owner)  # it sends nothing, so it needs no thread, and warns of the caller's line
+        elif not isinstance(error, GeneratorExit) or hops.can_wait():
+            await hops.finish(lambda: self._end_block(error, owner), anywhere=self._options.dedicated)
 
     # The life of an attempt
 
@@ -141,29 +166,85 @@ class LockHandle:
         """Make the attempt."""
         started = time.monotonic()
         try:
-            take(self.key, self.using, self._options, owner, self._keep)
-            self.waited = time.monotonic() - started
-            if not self._acquired:
-                logger.info("The lock %r on %r is busy.", self.key.name, self.using)
-            elif self.waited > MOMENT and self.waited >= conf.get_slow_wait():
-                logger.warning("Waited %.1f s for the lock %r on %r.", self.waited, self.key.name, self.using)
+            self._send(owner)
+            self._log_outcome(started)
             return self
         except BaseException:
-            self._give_up()
+            self._give_up(owner)
             raise
+        finally:
+            if self._own_connection is not None:
+                self._close_own_connection()
+
+    def _send(self, owner: Owner, task_began: float | None = None) -> None:
+        """Send what takes the lock; for a task that waits, once."""
+        connection = self._connection(for_task=task_began is not None)
+        with connection.cursor() as cursor:
+            self._attempt(self.keys, self._options, owner, self._keep, connection, cursor, task_began).run()
+
+    def _connection(self, *, for_task: bool) -> BaseDatabaseWrapper:
+        if not self._options.dedicated:
+            return sessions.connection_for(self.using)
+        if self._own_connection is None:
+            if not for_task:  # that was looked at in the thread of the task's synchronous code
+                self._refuse_other_transactions()
+            self._own_connection = dedicated.connect(sessions.connection_for(self.using))
+        return self._own_connection
+
+    def _refuse_other_transactions(self) -> None:
+        refuse_other_transactions(self.key, self.using, self._options)
+
+    def _close_own_connection(self) -> None:
+        """End a dedicated session once it holds nothing."""
+        connection, hold = self._own_connection, self._hold
+        if connection is not None and (hold is None or not hold.noted):
+            self._own_connection = None
+            dedicated.close(connection)
 
     def _enter(self, owner: Owner, lock: object = None, frame: int = 0) -> Self:
         """Make the attempt at the beginning of a block, which its owner remembers where a lock is named."""
         try:
             self._take(owner)
-            hold = self._hold
-            if hold is not None and hold.in_transaction and hold.scope == "session":
-                self._savepoint = transactions.BodySavepoint(connections[hold.using], hold.session.savepoints)
-            if lock is not None:
-                owner.entered.append((lock, frame, self))
+            self._open_block(owner, lock, frame)
             return self
         except BaseException:
-            self._give_up()
+            self._give_up(owner)
+            raise
+
+    def _try_for_task(self, owner: Owner, started: float, block: tuple[object, int] | None) -> bool:
+        """Make the attempt, or one try of it; tell whether that was the last one."""
+        try:
+            self._send(owner, started)
+            is_over = self._acquired or self._options.tries_only
+            if is_over:
+                self._log_outcome(started)
+                self._close_own_connection()
+                if block is not None:
+                    self._open_block(owner, *block)
+            return is_over
+        except BaseException:
+            self._give_up(owner)
+            raise
+
+    def _open_block(self, owner: Owner, lock: object, frame: int) -> None:
+        hold = self._hold
+        if hold is not None and hold.in_transaction and hold.scope == "session":
+            self._savepoint = transactions.BodySavepoint(connections[hold.using], hold.session.savepoints)
+        if lock is not None:
+            owner.enter(lock, frame, self)
+
+    def _log_outcome(self, started: float) -> None:
+        self.waited = time.monotonic() - started
+        if not self._acquired:
+            logger.info("The lock %r on %r is busy.", self.key.name, self.using)
+        elif self.waited > MOMENT and self.waited >= conf.get_slow_wait():
+            logger.warning("Waited %.1f s for the lock %r on %r.", self.waited, self.key.name, self.using)
+
+    def _end_block(self, error: BaseException | None, owner: Owner) -> None:
+        try:
+            self._leave(error, owner)
+        except BaseException:
+            self._give_up(owner)
             raise
 
     def _leave(self, error: BaseException | None, owner: Owner) -> None:
@@ -175,19 +256,20 @@ class LockHandle:
         try:
             self._finish(owner, raised=error is not None)
         except BaseException as own:
-            self._give_up()
+            self._give_up(owner)
             if error is None or not isinstance(own, Exception):
                 raise
             logger.error("At the end of a block that raised %s: %s", type(error).__name__, own)
             if hasattr(error, "add_note"):  # pragma: no branch - Python 3.10 has only the log
                 error.add_note(str(own))
 
-    def _give_up(self) -> None:
+    def _give_up(self, owner: Owner | None = None) -> None:
         """Release a lock in the wake of an interrupt, whose error is already on its way."""
         hold = self._hold
         if hold is not None and hold.noted and hold.scope == "session":
             with contextlib.suppress(Exception):
-                self._finish(current_owner(), raised=True)
+                self._finish(owner or current_owner(), raised=True)
+        self._close_own_connection()
 
     def _warn_unasked(self, error: BaseException | None) -> None:
         message = (
@@ -198,21 +280,41 @@ class LockHandle:
         if error is None:
             warn_caller(message)
 
-    def _keep(self, hold: Hold) -> None:
-        self._hold = hold
-        self._acquired = True
-
-    def _finish(self, owner: Owner, *, raised: bool) -> None:
-        hold, savepoint = self._hold, self._savepoint
-        if hold is None or releasing.is_inherited(hold):
-            return
-        if hold.noted and hold.scope == "session" and hold.owner() not in (owner, None):
+    def _require_right(self, hold: Hold, owner: Owner) -> None:
+        """Refuse to end a lock that is somebody else's, or from another thread than its connection's."""
+        if hold.may_stand and not owner.speaks_for(hold.owner()):
             raise AdvisoryLockError(
                 f"The lock {self.key.name!r} on {self.using!r} belongs to another thread or task, and stays. Release it"
                 f" where it was acquired.",
                 key=self.key,
                 using=self.using,
             )
+        connection = hold.connection()
+        try:
+            if connection is not None:
+                connection.validate_thread_sharing()
+        except DatabaseError as error:
+            raise AdvisoryLockError(
+                f"The lock {self.key.name!r} on {self.using!r} was taken over the connection of another thread, and"
+                f" stays. Leave a block in the ThreadSensitiveContext, or thread, that it was entered in.",
+                key=self.key,
+                using=self.using,
+            ) from error
+
+    def _keep(self, hold: Hold) -> None:
+        self._hold = hold
+        self._acquired = True
+        if hold.scope == "session":
+            hold.watch(self, _abandon)
+        if self._own_connection is not None:
+            dedicated.watch(self._own_connection, self.lost)
+
+    def _finish(self, owner: Owner, *, raised: bool) -> None:
+        hold, savepoint = self._hold, self._savepoint
+        if hold is None or releasing.is_inherited(hold):
+            return
+        if hold.noted and hold.scope == "session" and (hold.owner() is not owner or owner.is_task):
+            self._require_right(hold, owner)
         self._savepoint = None
         try:
             if hold.scope == "transaction":
@@ -222,3 +324,18 @@ class LockHandle:
         except LockLost:
             self.lost.set()
             raise
+        finally:
+            if self._own_connection is not None:
+                self._close_own_connection()
+
+
+def _abandon(hold: Hold) -> None:
+    """Note a session lock whose handle was dropped, so that nobody can release it. Runs anywhere: it only appends.
+
+    No finaliser of the handle: it would run for every lock, and Python discards what a signal handler raises in one.
+    """
+    if hold.noted and not releasing.is_inherited(hold) and not sys.is_finalizing():
+        hold.session.abandoned.append(hold)
+        hold.session.unpin(hold)
+        lock = f"{names(hold.keys)} on {hold.using!r}"
+        warnings.warn(f"The handle of the lock {lock} was dropped without release().", ResourceWarning, stacklevel=2)

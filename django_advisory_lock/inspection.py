@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import sql
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from .keys import LockKey
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 class KeyLock:
     """One row of `pg_locks`: a session that holds a key, or waits for it.
 
-    `pid` is None for a prepared transaction, `state` and `seconds_in_state` for a session that this role may not look
-    into.
+    `key` is the one that was asked for. `pid` is None for a prepared transaction, `state` and `seconds_in_state` for a
+    session that this role may not look into.
     """
 
+    key: LockKey
     pid: int | None
     own: bool
     shared: bool
@@ -32,6 +33,12 @@ class KeyLock:
     application_name: str
     state: str | None
     seconds_in_state: float | None
+
+    def blocks(self, *, shared: bool) -> bool:
+        """Whether this one stands in the way of a lock: its holders, or an exclusive request queued ahead."""
+        if self.granted:
+            return not (shared and self.shared)
+        return shared and not self.shared and not self.own
 
     def __str__(self) -> str:
         if self.pid is None:
@@ -46,23 +53,23 @@ class KeyLock:
         return text
 
 
-def read_key_locks(cursor: Any, key: LockKey) -> list[KeyLock]:
-    """Ask the server who holds a key and who waits for it, holders first. One query."""
-    cursor.execute(sql.KEY_LOCKS, key.pg_locks)
+def read_key_locks(cursor: Any, keys: Sequence[LockKey]) -> list[KeyLock]:
+    """Ask the server who holds some keys and who waits for them, holders first. One query."""
+    cursor.execute(sql.KEY_LOCKS, sql.arrays(keys))
+    by_columns = {key.pg_locks: key for key in keys}
     return [
-        KeyLock(pid, bool(own), mode == sql.MODES[True], granted, application_name or "", state, seconds)
-        for pid, own, mode, granted, application_name, state, seconds in cursor.fetchall()
+        KeyLock(by_columns[row[:3]], pid, bool(own), mode == sql.MODES[True], granted, name or "", state, seconds)
+        for row in cursor.fetchall()
+        for pid, own, mode, granted, name, state, seconds in (row[3:],)
     ]
 
 
 def describe_holders(locks: Iterable[KeyLock], *, shared: bool) -> str:
     """Say who stands in the way of a lock: its holders, or an exclusive request queued ahead of a shared one."""
-    holders, queued = [], []
-    for lock in locks:
-        if lock.granted and not (shared and lock.shared):
-            holders.append(f"another thread or task of this process ({lock})" if lock.own else str(lock))
-        elif not lock.granted and not lock.own and shared and not lock.shared:
-            queued.append(str(lock))
+    blocking = [lock for lock in locks if lock.blocks(shared=shared)]
+    mine = "another thread or task of this process"
+    holders = [f"{mine} ({lock})" if lock.own else str(lock) for lock in blocking if lock.granted]
+    queued = [str(lock) for lock in blocking if not lock.granted]
     if holders:
         return f"held by {'; '.join(holders)}"
     if queued:

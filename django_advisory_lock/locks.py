@@ -7,135 +7,104 @@ handle of its own.
 from __future__ import annotations
 
 import functools
-import inspect
-import sys
-from collections.abc import Callable
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Coroutine, Iterable
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from asgiref.sync import iscoroutinefunction
-from django.db.models import Model
 
-from . import conf, keys
-from .exceptions import AdvisoryLockError
+from . import keys
+from .configured import ConfiguredLock
+from .decorating import MISSING, check_decorated, finished
 from .handles import LockHandle
 from .keys import KeyLike, LockKey
 from .options import Options, Scope
-from .owners import current_owner
+from .several import TakeAll
+from .single import Take
 
 if TYPE_CHECKING:
     from datetime import timedelta
-    from types import TracebackType
 
 P = ParamSpec("P")
 R = TypeVar("R")
 D = TypeVar("D")
 
-_MISSING: Any = object()
 
-
-class _Lock:
-    """The configuration of a lock, checked; nothing in it ever changes."""
-
-    def __init__(self, key: tuple[Any, ...], using: str | None, options: Options) -> None:
-        self._key_function = key[0] if len(key) == 1 and _is_function(key[0]) else None
-        if self._key_function is None:
-            self._source = keys.read_parts(key)
-        elif iscoroutinefunction(self._key_function):
-            raise TypeError("The function that makes a key is simply called, so it cannot be a coroutine function.")
-        if using is not None and not isinstance(using, str):
-            raise TypeError(f"using is the alias of a database or None, not {type(using).__name__}.")
-        self._parts = key
-        self._using = using
-        self._options = options
-
-    def __repr__(self) -> str:
-        using = "" if self._using is None else f" on {self._using!r}"
-        return f"<{type(self).__name__} {', '.join(map(repr, self._parts))}{using}>"
-
-    def __bool__(self) -> bool:
-        raise TypeError(
-            f"{self!r} holds nothing by itself: enter it with `with`, decorate a function, or acquire() it."
-        )
-
-    def acquire(self) -> LockHandle:
-        """Make the attempt by hand; `release()` of the handle ends it. The errors are those of the `with` block."""
-        return self._handle(self._fixed_key())._take(current_owner())
-
-    def __enter__(self) -> LockHandle:
-        return self._handle(self._fixed_key())._enter(current_owner(), self, id(sys._getframe(1)))
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        handle = None
-        try:
-            owner = current_owner()
-            handle = owner.leave(self, id(sys._getframe(1)))
-            if handle is None:
-                raise AdvisoryLockError(f"{self!r}: only the thread or task that entered a block can leave it.")
-            handle._leave(exc, owner)
-        except BaseException:
-            handle = handle or current_owner().leave(self, id(sys._getframe(1)))
-            if handle is not None:
-                handle._give_up()
-            raise
-
-    def _enter_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LockHandle:
-        """Make the attempt for one call of a decorated function."""
-        if self._key_function is None:
-            key = keys.derive(self._source)
-        else:
-            parts = self._key_function(*args, **kwargs)
-            if parts is None:
-                raise TypeError(f"The function that makes the key of {self!r} returned None, which is no key.")
-            key = keys.lock_key(parts)
-        return self._handle(key)._enter(current_owner())
-
-    def _handle(self, key: LockKey) -> LockHandle:
-        return LockHandle(key, conf.get_database() if self._using is None else self._using, self._options)
-
-    def _fixed_key(self) -> LockKey:
-        if self._key_function is not None:
-            raise TypeError(
-                "A function as the key belongs to a decorator, which calls it with the arguments of the call. Here pass"
-                " the key itself; and write @advisory_lock(…) with a key, not the bare @advisory_lock."
-            )
-        return keys.derive(self._source)
-
-
-class AdvisoryLock(_Lock):
+class AdvisoryLock(ConfiguredLock):
     """A lock to wait for, as `advisory_lock()` returns it: use it as a decorator, in `with`, or by hand."""
 
-    def __call__(self, function: Callable[P, R] = _MISSING, /) -> Callable[P, R]:
+    def __call__(self, function: Callable[P, R] = MISSING, /) -> Callable[P, R]:
         """Decorate a function: each call waits for the lock, then runs."""
-        _check_decorated(function)
+        check_decorated(function)
 
         @functools.wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> R:
             with self._enter_call(args, kwargs):
-                return _finished(function(*args, **kwargs))
+                return finished(function(*args, **kwargs))
 
-        return locked
+        @functools.wraps(function)
+        async def alocked(*args: P.args, **kwargs: P.kwargs) -> Any:
+            async with await self._aenter_call(args, kwargs):
+                return finished(await cast("Any", function(*args, **kwargs)))
+
+        return cast("Callable[P, R]", alocked) if iscoroutinefunction(function) else locked
 
 
-class TryAdvisoryLock(_Lock, Generic[D]):
+class AdvisoryLockAll(AdvisoryLock):
+    """Several locks to wait for, as `advisory_lock_all()` returns them: used as `AdvisoryLock` is."""
+
+    def _read_key(self, parts: tuple[Any, ...]) -> Any:
+        if not parts:
+            raise ValueError("advisory_lock_all() needs at least one key.")
+        return [_read_one_of(part) for part in parts]
+
+    def _read_returned(self, returned: Any) -> Any:
+        if isinstance(returned, (str, LockKey)) or not isinstance(returned, Iterable):
+            raise TypeError(f"The function that makes the keys of {self!r} returns a list of keys, not {returned!r}.")
+        return self._read_key(tuple(returned))
+
+    def _handle(self, source: Any) -> LockHandle:
+        found = tuple(sorted({keys.derive(one) for one in source}))
+        return LockHandle(found, self._alias(), self._options, Take if len(found) == 1 else TakeAll)
+
+
+def _read_one_of(part: Any) -> Any:
+    part = part.value if isinstance(part, Enum) else part
+    if isinstance(part, int) and not isinstance(part, bool):
+        raise TypeError(
+            f"{part!r} is a bare number: in advisory_lock_all() write LockKey(({part},)) for that very key."
+        )
+    return keys.read_parts(part if isinstance(part, tuple) else (part,))
+
+
+class TryAdvisoryLock(ConfiguredLock, Generic[D]):
     """A lock to try for, as `try_advisory_lock()` returns it: use it as a decorator, in `with`, or by hand."""
 
     def __init__(self, key: tuple[Any, ...], using: str | None, options: Options, default: D) -> None:
         super().__init__(key, using, options)
         self._default = default
 
-    def __call__(self, function: Callable[P, R] = _MISSING, /) -> Callable[P, R | D]:
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Callable[P, Coroutine[Any, Any, R | D]]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R] = MISSING, /) -> Callable[P, R | D]: ...
+
+    def __call__(self, function: Callable[..., Any] = MISSING, /) -> Callable[..., Any]:
         """Decorate a function: each call runs if the lock is free, and returns the default if it is busy."""
-        _check_decorated(function)
+        check_decorated(function)
 
         @functools.wraps(function)
-        def locked(*args: P.args, **kwargs: P.kwargs) -> R | D:
+        def locked(*args: Any, **kwargs: Any) -> Any:
             with self._enter_call(args, kwargs) as lock:
-                return _finished(function(*args, **kwargs)) if lock else self._default
+                return finished(function(*args, **kwargs)) if lock else self._default
 
-        return locked
+        @functools.wraps(function)
+        async def alocked(*args: Any, **kwargs: Any) -> Any:
+            async with await self._aenter_call(args, kwargs) as lock:
+                return finished(await function(*args, **kwargs)) if lock else self._default
+
+        return alocked if iscoroutinefunction(function) else locked
 
 
 def advisory_lock(
@@ -145,6 +114,7 @@ def advisory_lock(
     shared: bool = False,
     scope: Scope = "auto",
     poll_interval: float | timedelta | None = None,
+    dedicated: bool = False,
 ) -> AdvisoryLock:
     """Return a lock that waits until it is free: a decorator, a context manager, or `acquire()` by hand.
 
@@ -153,7 +123,8 @@ def advisory_lock(
     or a timedelta: None waits for ever, 0 tries once. A `shared` lock excludes exclusive ones only. `scope` is
     `"session"` (freed when the block ends), `"transaction"` (kept until COMMIT or ROLLBACK), or `"auto"`: the second
     inside a transaction, else the first. `poll_interval`, in seconds, makes the client try and sleep in turn instead
-    of waiting in the server's queue, so that no snapshot stays open while it waits.
+    of waiting in the server's queue, so that no snapshot stays open while it waits. A `dedicated` lock has a database
+    session of its own, which the body cannot close or break, and `lock.lost` is set as soon as that session ends.
 
     Raises `LockTimeout` when the time is up, `LockDeadlock` for a wait that cannot end, `LockNotAcquired` for one that
     was cancelled, `LockTableFull`, and `LockUnsupported` where the database cannot hold such a lock; Django's
@@ -161,12 +132,16 @@ def advisory_lock(
     of the block where the lock was lost in it. See
     https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
     """
-    return AdvisoryLock(key, using, Options(shared, scope, timeout, poll_interval))
+    return AdvisoryLock(key, using, Options(shared, scope, timeout, poll_interval, dedicated=dedicated))
 
 
 @overload
 def try_advisory_lock(
-    *key: KeyLike | Callable[..., KeyLike], using: str | None = None, shared: bool = False, scope: Scope = "auto"
+    *key: KeyLike | Callable[..., KeyLike],
+    using: str | None = None,
+    shared: bool = False,
+    scope: Scope = "auto",
+    dedicated: bool = False,
 ) -> TryAdvisoryLock[None]: ...
 
 
@@ -176,6 +151,7 @@ def try_advisory_lock(
     using: str | None = None,
     shared: bool = False,
     scope: Scope = "auto",
+    dedicated: bool = False,
     default: D,
 ) -> TryAdvisoryLock[D]: ...
 
@@ -185,6 +161,7 @@ def try_advisory_lock(
     using: str | None = None,
     shared: bool = False,
     scope: Scope = "auto",
+    dedicated: bool = False,
     default: Any = None,
 ) -> TryAdvisoryLock[Any]:
     """Return a lock that is taken if it is free and never waited for: the right thing for recurring jobs that pile up.
@@ -195,39 +172,21 @@ def try_advisory_lock(
     those of `advisory_lock()`; no `LockTimeout` is raised. See
     https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-LOCKS.
     """
-    return TryAdvisoryLock(key, using, Options(shared, scope, tries_only=True), default)
+    return TryAdvisoryLock(key, using, Options(shared, scope, tries_only=True, dedicated=dedicated), default)
 
 
-def _finished(result: R) -> R:
-    """Return the result of a call, unless the work is still to be done with it, when the lock is free again."""
-    if isinstance(result, (GeneratorType, AsyncGeneratorType)) or inspect.isawaitable(result):
-        if isinstance(result, (CoroutineType, GeneratorType)):  # or Python says that it was never awaited
-            result.close()
-        raise TypeError(
-            f"A lock guards a call, and this one returned a {type(result).__name__}, whose body runs after it. Take the"
-            f" lock inside that body; in an async view decorate the handler, not dispatch()."
-        )
-    return result
+def advisory_lock_all(
+    *keys: KeyLike | Callable[..., Iterable[KeyLike]],
+    using: str | None = None,
+    timeout: float | timedelta | None = None,
+    shared: bool = False,
+    scope: Scope = "auto",
+) -> AdvisoryLockAll:
+    """Return a lock on several keys, all or nothing: a decorator, a context manager, or `acquire()` by hand.
 
-
-def _is_function(value: object) -> bool:
-    return callable(value) and not isinstance(value, (type, Model))
-
-
-def _check_decorated(function: object) -> None:
-    """Refuse what would run without the lock, or what a wrapper would break."""
-    if function is _MISSING:
-        reason = "a call without arguments; write @advisory_lock(…) with a key, not the bare @advisory_lock"
-    elif isinstance(function, (classmethod, staticmethod)):
-        reason = f"a {type(function).__name__}; put the lock below @{type(function).__name__}"
-    elif isinstance(function, type):
-        reason = "a class; decorate its method, in a view with method_decorator"
-    elif not callable(function) or not (inspect.isroutine(function) or isinstance(function, functools.partial)):
-        reason = f"{type(function).__name__}; decorate the function itself, for a task below @task"
-    elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        reason = "a generator function, whose body runs after the call has returned; take the lock inside it"
-    elif iscoroutinefunction(function):
-        reason = "a coroutine function; only synchronous functions can be decorated so far"
-    else:
-        return
-    raise TypeError(f"A lock decorates functions, methods and partials, not {reason}.")
+    Each argument is one key: a `LockKey`, text, a model instance, or a tuple of parts. In a decorator it may also be
+    one function, which is called with the arguments of the call and returns the keys. They are taken with one
+    statement, each once, in one order for everybody, so that two callers who name them in different orders never
+    deadlock. The options and errors are those of `advisory_lock()`; where one key stays busy nothing is kept.
+    """
+    return AdvisoryLockAll(keys, using, Options(shared, scope, timeout))

@@ -13,8 +13,8 @@ from . import transactions
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
+    from .holds import HeldScope
     from .keys import LockKey
-    from .sessions import HeldScope
 
 Scope = Literal["auto", "session", "transaction"]
 
@@ -34,7 +34,7 @@ def seconds(value: float | timedelta | None, name: str) -> float | None:
 class Options:
     """How a lock is taken; nothing in it changes. A timeout of None waits for ever."""
 
-    __slots__ = ("poll_interval", "scope", "shared", "timeout", "tries_only", "waits_at_once")
+    __slots__ = ("dedicated", "poll_interval", "scope", "shared", "timeout", "tries_only", "waits_at_once")
 
     def __init__(
         self,
@@ -43,11 +43,17 @@ class Options:
         timeout: float | timedelta | None = None,
         poll_interval: float | timedelta | None = None,
         tries_only: bool = False,
+        dedicated: bool = False,
     ) -> None:
         if scope not in get_args(Scope):
             raise ValueError(f"scope is one of {', '.join(map(repr, get_args(Scope)))}, not {scope!r}.")
         if not isinstance(shared, bool):
             raise TypeError(f"shared is True or False, not {type(shared).__name__}.")
+        if dedicated and scope == "transaction":
+            raise ValueError(
+                "A dedicated session has no transaction: dedicated=True goes with scope 'auto' or 'session'."
+            )
+        self.dedicated = bool(dedicated)
         self.shared = shared
         self.scope = scope
         self.timeout = seconds(timeout, "timeout")
@@ -59,23 +65,39 @@ class Options:
 
 
 def resolve_scope(
-    key: LockKey, scope: Scope, connection: BaseDatabaseWrapper, in_server_transaction: bool
+    key: LockKey, options: Options, connection: BaseDatabaseWrapper, in_server_transaction: bool, for_task: bool
 ) -> HeldScope:
     """Return the scope of a lock on an open connection, or refuse one that would not last as long as it should."""
+    scope = options.scope
     if scope == "session":
         return "session"
-    if in_server_transaction and transactions.in_transaction(connection):
+    in_transaction = in_server_transaction and transactions.in_transaction(connection)
+    if for_task and (in_transaction or scope == "transaction"):
+        raise TransactionManagementError(
+            f"The lock {key.name!r} on {connection.alias!r} cannot be a transaction lock in asynchronous code: tasks"
+            f" share the session, so it would join another task's transaction. Take it in the synchronous function that"
+            f" holds the transaction; or outside the transaction."
+        )
+    if in_transaction:
         return "transaction"
     alias = connection.alias
     if scope == "transaction":
         raise TransactionManagementError(
             f"scope='transaction' needs a transaction on {alias!r}: use it inside atomic(using={alias!r})."
         )
-    other = transactions.other_alias_in_transaction(alias)
+    if not options.dedicated:  # that was looked at before the session was opened
+        refuse_other_transactions(key, alias, options)
+    return "session"
+
+
+def refuse_other_transactions(key: LockKey, alias: str, options: Options) -> None:
+    """Refuse a session lock that would be freed before a transaction of this thread commits."""
+    if options.scope == "session":
+        return
+    other = transactions.other_alias_in_transaction(None if options.dedicated else alias)
     if other is not None:
         raise TransactionManagementError(
             f"The lock {key.name!r} on {alias!r} would be freed before the transaction on {other!r} commits. Name that"
-            f" alias (using={other!r}), take the lock outside the transaction, or say scope='session' if the lock has"
-            f" nothing to do with what is written there."
+            f" alias (using={other!r}, not dedicated), take the lock outside the transaction, or say scope='session' if"
+            f" the lock has nothing to do with what is written there."
         )
-    return "session"

@@ -8,7 +8,7 @@ from .exceptions import LockDeadlock, LockNotAcquired, LockTableFull, LockTimeou
 from .inspection import describe_holders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from .inspection import KeyLock
     from .keys import LockKey
@@ -32,13 +32,29 @@ def sqlstate(error: BaseException) -> str | None:
     return getattr(error.__cause__, "sqlstate", None)
 
 
-def timed_out(facts: Facts, timeout: float, locks: Iterable[KeyLock], *, shared: bool) -> LockTimeout:
-    """Return the error for a lock that was busy for as long as the caller would wait."""
-    key = facts["key"]
+def timed_out(
+    facts: Facts, keys: Sequence[LockKey], timeout: float, locks: Sequence[KeyLock], *, shared: bool
+) -> LockTimeout:
+    """Return the error for locks that were busy for as long as the caller would wait."""
+    busy = [key for key in keys if any(lock.key == key and lock.blocks(shared=shared) for lock in locks)]
+    key = busy[0] if busy else keys[0]
     numbers = ", ".join(map(str, key.args))
-    busy = f"was not free within {timeout:g} s" if timeout else "is busy"
-    holders = describe_holders(locks, shared=shared)
-    return LockTimeout(f"The lock {key.name!r} ({numbers}) on {facts['using']!r} {busy}: {holders}.", **facts)
+    within = f"was not free within {timeout:g} s" if timeout else "is busy"
+    holders = describe_holders([lock for lock in locks if lock.key == key], shared=shared)
+    among = "" if len(keys) == 1 else f" (one of {len(keys)})"
+    facts["key"] = key
+    return LockTimeout(f"The lock {key.name!r} ({numbers}){among} on {facts['using']!r} {within}: {holders}.", **facts)
+
+
+def no_slot(facts: Facts, limit: int, timeout: float, locks: Sequence[KeyLock]) -> LockTimeout:
+    """Return the error for a semaphore whose slots were all taken."""
+    within = f"was free within {timeout:g} s" if timeout else "is free"
+    held = [f"this session ({lock})" if lock.own else str(lock) for lock in locks if lock.granted]
+    return LockTimeout(
+        f"None of the {limit} slots of {facts['key'].name!r} on {facts['using']!r} {within}:"
+        f" {'held by ' + '; '.join(held) if held else 'holder unknown'}.",
+        **facts,
+    )
 
 
 def endless_wait(facts: Facts, where: str) -> LockDeadlock:
@@ -62,6 +78,15 @@ def of_database_error(facts: Facts, error: BaseException) -> LockNotAcquired | N
             **facts,
         )
     return None
+
+
+def not_granted(facts: Facts) -> LockNotAcquired:
+    """Return the error for a wait that came to an end without the lock, as PostgreSQL's own never does."""
+    return LockNotAcquired(
+        f"The lock {facts['key'].name!r} on {facts['using']!r} was not acquired: the server answered the wait without"
+        f" granting it, so its pg_advisory_lock() is not PostgreSQL's.",
+        **facts,
+    )
 
 
 def pooler_detected(facts: Facts) -> PoolerDetected:

@@ -9,12 +9,13 @@ from django.db import Error, connections
 
 from . import sessions, sql, transactions
 from .exceptions import LockLost
-from .notices import logger
+from .notices import logger, names
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-    from .sessions import Hold, RawConnection
+    from .holds import Hold
+    from .sessions import RawConnection
 
 
 def release(hold: Hold, savepoint: transactions.BodySavepoint | None = None, *, raised: bool = False) -> None:
@@ -32,57 +33,66 @@ def release(hold: Hold, savepoint: transactions.BodySavepoint | None = None, *, 
             session.disown(hold)
             if connection is not None:
                 sessions.close_if_dead(connection)
-            raise lost(hold, "its connection was closed, or replaced by another one")
+            is_over = hold.is_dedicated and raw is not None and raw.closed
+            raise lost(
+                hold, "its session has ended" if is_over else "its connection was closed, or replaced by another one"
+            )
         try:
             if savepoint is not None:
                 savepoint.end(connection, raw, raised=raised)
-        except BaseException:
-            _free(hold, connection)
+        except BaseException as error:
+            _free(hold, connection, raw, error)
             raise
         try:
             answer = _unlock(hold, connection, raw)
         except BaseException as error:
-            _free(hold, connection)
-            if isinstance(error, Error) and raw.closed:
-                raise lost(hold, "its session has ended") from error
-            if not isinstance(error, Error) or session.is_doubtful(hold.key, hold.shared):
+            _free(hold, connection, raw, error)
+            if not isinstance(error, Error) or session.is_doubtful(hold.keys, hold.shared):
                 raise
             return
-        if answer is not True:
+        if not answer:
             raise lost(hold, "the server says that this session does not hold it")
 
 
-def _unlock(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection) -> object:
+def _unlock(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection) -> bool:
+    """Send the release, and tell whether the session held all that it released."""
     if transactions.is_failed(raw):
         hold.session.disown(hold)
         logger.error(
-            "The lock %r on %r could not be released in a failed transaction. The next lock operation on this"
+            "The lock %s on %r could not be released in a failed transaction. The next lock operation on this"
             " connection frees it.",
-            hold.key.name,
+            names(hold.keys),
             hold.using,
         )
         return True
+    key, *others = hold.keys
     with transactions.open_cursor(connection) as cursor:
-        cursor.execute(sql.unlock(len(hold.key.args), hold.shared, hold.pid), hold.key.args)
-        answer: object = cursor.fetchone()[0]
+        if others:
+            cursor.execute(sql.unlock_all(hold.shared, hold.pid), sql.arrays(hold.keys))
+            answer = bool(cursor.fetchone()[0] == [])
+        else:
+            cursor.execute(sql.unlock(len(key.args), hold.shared, hold.pid), key.args)
+            answer = cursor.fetchone()[0] is True
     hold.session.drop(hold)
     if hold.session.abandoned or hold.session.doubts:
         hold.session.settle(connection)
     return answer
 
 
-def _free(hold: Hold, connection: BaseDatabaseWrapper) -> None:
+def _free(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection, error: BaseException) -> None:
     """Free a lock after a failure: past Django's cursor, or by closing the session, or at the next chance."""
     hold.session.disown(hold)
     hold.session.settle(connection)
     sessions.close_if_dead(connection)
+    if isinstance(error, Error) and raw.closed:
+        raise lost(hold, "its session has ended") from error
 
 
 def lost(hold: Hold, reason: str) -> LockLost:
     """Log and return the error for a lock that was gone before its end."""
-    message = f"The lock {hold.key.name!r} on {hold.using!r} was lost: {reason}. Others may have held it since."
+    message = f"The lock {names(hold.keys)} on {hold.using!r} was lost: {reason}. Others may have held it since."
     logger.error("%s", message)
-    return LockLost(message, key=hold.key, using=hold.using)
+    return LockLost(message, key=hold.keys[0], using=hold.using)
 
 
 def is_inherited(hold: Hold) -> bool:
@@ -92,23 +102,24 @@ def is_inherited(hold: Hold) -> bool:
 
 def is_held(hold: Hold) -> bool:
     """Ask the server whether the lock is there now."""
-    raw, connection = hold.session.raw(), connections[hold.using]
-    if not hold.may_stand or is_inherited(hold) or raw is None:
+    raw, connection = hold.session.raw(), hold.connection() if hold.is_dedicated else connections[hold.using]
+    if connection is None or not hold.may_stand or is_inherited(hold) or raw is None:
         return False
     # Another thread asks over its own connection: any session sees the locks of all.
     if hold.connection() is connection:
-        if connection.connection is not raw or (hold.scope == "transaction" and transactions.is_idle(raw)):
+        if connection.connection is not raw:
             return False
         if transactions.is_failed(raw):
             return hold.scope == "session"
     try:
         with transactions.open_cursor(connection) as cursor:
-            row = (hold.pid, sql.MODES[hold.shared], *hold.key.pg_locks)
+            asked = (sql.MODES[hold.shared], hold.pid, *sql.arrays(hold.keys))
             if hold.start is None:
-                cursor.execute(sql.IS_HELD, row)
+                cursor.execute(sql.COUNT_HELD, asked)
             else:
-                cursor.execute(sql.IS_HELD_IN, (*row, hold.start))
-            return bool(cursor.fetchone()[0])
+                cursor.execute(sql.COUNT_HELD_IN, (*asked, hold.pid, hold.start))
+            count: int = cursor.fetchone()[0]
+            return count == len(hold.keys)
     except Error:
         if raw.closed:
             return False

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 import psycopg
@@ -23,61 +23,18 @@ from psycopg.pq import TransactionStatus
 from . import sql
 from .exceptions import LockUnsupported
 from .notices import logger
-from .transactions import is_failed, is_idle, transaction_marker
+from .transactions import is_failed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
+    from .holds import Hold
     from .keys import LockKey
     from .owners import Owner
 
     RawConnection = psycopg.Connection[Any]
-
-HeldScope = Literal["session", "transaction"]
-
-
-class Hold:
-    """One lock that one owner holds on one session."""
-
-    def __init__(
-        self,
-        session: Session,
-        connection: BaseDatabaseWrapper,
-        owner: Owner,
-        key: LockKey,
-        shared: bool,
-        scope: HeldScope,
-        pid: int,
-        in_transaction: bool,
-    ) -> None:
-        self.session = session
-        self.connection = ref(connection)
-        self.using = connection.alias
-        self.owner = ref(owner)
-        self.key = key
-        self.shared = shared
-        self.scope = scope
-        self.pid = pid
-        self.marker = transaction_marker(connection) if scope == "transaction" else None
-        self.in_transaction = in_transaction
-        self.start = session._transaction_start if scope == "transaction" else None
-        self.noted = False
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether the lock stands without asking: a transaction lock may be gone once its transaction's marker is."""
-        if not self.noted or self.scope == "session":
-            return self.noted
-        connection = self.connection()
-        return connection is not None and self.marker is transaction_marker(connection)
-
-    @property
-    def may_stand(self) -> bool:
-        """Whether the lock may still be there, for all that can be told without asking."""
-        raw = self.session.raw()
-        return self.noted and raw is not None and not raw.closed and (self.scope == "session" or not is_idle(raw))
 
 
 class Session:
@@ -108,8 +65,9 @@ class Session:
     def note(self, hold: Hold, owner: Owner) -> None:
         """Keep a lock that was just taken and, for a session lock, its connection."""
         hold.noted = True
-        self.held.setdefault(hold.key.args, []).append(hold)
-        owner.holds.add(hold)
+        for key in hold.keys:
+            self.held.setdefault(key.args, []).append(hold)
+        owner.note(hold)
         if hold.scope == "session":
             self._pin(hold)
         else:
@@ -117,43 +75,46 @@ class Session:
 
     def drop(self, hold: Hold) -> None:
         """Forget a lock that the server has freed. After an interrupt it can be called again."""
-        holds = self.held.get(hold.key.args, [])
-        if hold in holds:
-            holds.remove(hold)
-        if not holds:
-            self.held.pop(hold.key.args, None)
+        for key in hold.keys:
+            holds = self.held.get(key.args, [])
+            if hold in holds:
+                holds.remove(hold)
+            if not holds:
+                self.held.pop(key.args, None)
         if hold.scope == "session":
             self.unpin(hold)
             if self.is_pooled:
                 self.unmark()
         owner = hold.owner()
         if owner is not None:
-            owner.holds.discard(hold)
+            owner.forget(hold)
         hold.noted = False
+        hold.unwatch()
 
     def disown(self, hold: Hold) -> None:
-        """Forget a session lock that may still be there on the server."""
-        self.doubt(hold.key, hold.shared, hold.pid)
+        """Forget session locks that may still be there on the server."""
+        self.doubt(hold.keys, hold.shared, hold.pid)
         self.drop(hold)
 
     def on(self, key: LockKey) -> Sequence[Hold]:
         """Return what is held here on a key."""
         return self.held.get(key.args, ())
 
-    def refuses(self, key: LockKey, shared: bool, owner: Owner) -> bool:
-        """Whether another owner on this session holds the key against this one, as another process would."""
+    def refuses(self, keys: Sequence[LockKey], shared: bool, owner: Owner) -> bool:
+        """Whether another owner on this session holds a key against this one, as another process would."""
         return bool(self.held) and any(
-            hold.owner() is not owner and not (shared and hold.shared) for hold in self.on(key)
+            hold.owner() is not owner and not (shared and hold.shared) for key in keys for hold in self.on(key)
         )
 
     def covers(self, key: LockKey) -> bool:
         """Whether the session holds the key exclusively, so that a shared lock on it is there for the asking."""
         return any(not hold.shared for hold in self.on(key))
 
-    def transaction_hold(self, key: LockKey, shared: bool, owner: Owner) -> Hold | None:
-        """Return the transaction lock that this owner holds on the key in this mode for certain, if any."""
-        for hold in self.on(key):
-            if hold.scope == "transaction" and hold.shared is shared and hold.owner() is owner and hold.is_certain:
+    def transaction_hold(self, keys: tuple[LockKey, ...], shared: bool, owner: Owner) -> Hold | None:
+        """Return the transaction lock that this owner holds on just these keys for certain in this mode, if any."""
+        for hold in self.on(keys[0]):
+            is_same = hold.scope == "transaction" and hold.shared is shared and hold.keys == keys
+            if is_same and hold.owner() is owner and hold.is_certain:
                 return hold
         return None
 
@@ -166,9 +127,9 @@ class Session:
         """Whether a session lock on the key is held in just this mode."""
         return any(hold.scope == "session" and hold.shared is shared for hold in self.on(key))
 
-    def uncertain(self, key: LockKey) -> list[Hold]:
-        """Return the transaction locks on the key that a commit or a rollback may have ended since."""
-        return [hold for hold in self.on(key) if not hold.is_certain] if self.held else []
+    def uncertain(self, keys: Sequence[LockKey]) -> list[Hold]:
+        """Return the transaction locks on some keys that a commit or a rollback may have ended since."""
+        return [hold for key in keys for hold in self.on(key) if not hold.is_certain] if self.held else []
 
     def enter_transaction(self, start: str | None) -> None:
         """Forget the transaction locks of any other transaction; `start` is None where none has begun."""
@@ -181,13 +142,14 @@ class Session:
 
     # What is to be put right
 
-    def doubt(self, key: LockKey, shared: bool, pid: int | None) -> None:
-        """Note that a server session may count one session lock more than is held here."""
-        self.doubts[key, shared, pid] += 1
+    def doubt(self, keys: Iterable[LockKey], shared: bool, pid: int | None) -> None:
+        """Note that a server session may count one session lock more on each key than is held here."""
+        self.doubts.update((key, shared, pid) for key in keys)
 
-    def is_doubtful(self, key: LockKey, shared: bool) -> bool:
-        """Whether the server may still count more session locks on the key than are held here."""
-        return any((key, shared) == doubt[:2] for doubt in self.doubts)
+    def is_doubtful(self, keys: Iterable[LockKey], shared: bool) -> bool:
+        """Whether the server may still count more session locks on a key than are held here."""
+        doubtful = {doubt[:2] for doubt in self.doubts}
+        return any((key, shared) in doubtful for key in keys)
 
     def settle(self, connection: BaseDatabaseWrapper) -> None:
         """Free on the server what nobody here holds any more. Sends something only where there is a doubt.
@@ -204,22 +166,25 @@ class Session:
         if raw is None or raw.closed or is_failed(raw) or connection.connection is not raw:
             return
         try:
-            for key, shared, pid in list(self.doubts):
-                if not self.has_session_lock(key, shared):
-                    self._free(raw, key, shared, pid)
+            for shared, pid in {doubt[1:] for doubt in self.doubts}:
+                self._free(raw, shared, pid)
             self.unmark()
         except BaseException as error:
             end(connection, self)
             if not isinstance(error, Exception):
                 raise
 
-    def _free(self, raw: RawConnection, key: LockKey, shared: bool, pid: int | None) -> None:
-        for _ in range(self.doubts[key, shared, pid]):
-            # The look first: an unlock without a lock leaves a WARNING in the server's log.
-            held = ask(raw, sql.IS_OURS, (sql.MODES[shared], *key.pg_locks))
-            if not held or not ask(raw, sql.unlock(len(key.args), shared, pid), key.args):
-                break
-        del self.doubts[key, shared, pid]
+    def _free(self, raw: RawConnection, shared: bool, pid: int | None) -> None:
+        while True:
+            alike = [key for key, *rest in self.doubts if rest == [shared, pid]]
+            keys = [key for key in alike if not self.has_session_lock(key, shared)]
+            if not keys:
+                return
+            freed = ask(raw, sql.free_all(shared, pid), (sql.MODES[shared], *sql.arrays(keys)))
+            for key in keys:
+                self.doubts[key, shared, pid] -= 1
+                if not freed or not self.doubts[key, shared, pid]:
+                    del self.doubts[key, shared, pid]
 
     # Its connection stays while a session lock is held
 

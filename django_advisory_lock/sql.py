@@ -7,6 +7,12 @@ https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .keys import LockKey
 
 # Without the casts a number out of range is UndefinedFunction. CAST, not "::", which binds closer than the minus sign
 # that client-side binding puts before a negative number.
@@ -20,9 +26,13 @@ _TRANSACTION_COLUMNS = (
     ", current_setting('transaction_isolation'), CAST(extract(epoch FROM transaction_timestamp()) AS text)"
 )
 
-_KEY_ROWS = """\
+# Not from pg_database, nor from the view pg_stat_activity: to read a shared catalog takes a place in the lock table,
+# and where that is full the question would fail.
+_DATABASE = "(SELECT datid FROM pg_stat_get_activity(pg_backend_pid()))"
+
+_KEY_ROWS = f"""\
 l.locktype = 'advisory'
- AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+ AND l.database = {_DATABASE}
  AND l.classid = CAST(CAST(%s AS bigint) AS oid)
  AND l.objid = CAST(CAST(%s AS bigint) AS oid)
  AND l.objsubid = %s"""
@@ -111,25 +121,181 @@ def unlock(arity: int, shared: bool, guard: int | None) -> str:
     return f"SELECT {_guarded(guard, call)}"
 
 
-# Whether a server session holds a key in one mode. Parameters: pid, mode, key's row.
-IS_HELD = f"SELECT EXISTS (SELECT FROM pg_locks l WHERE l.granted AND l.pid = %s AND l.mode = %s AND {_KEY_ROWS})"
+# Several keys at once. They travel as three arrays of one length: the first number, the second or 0, and the form.
+
+_ASKED = "CAST(%s AS bigint[]), CAST(%s AS int[]), CAST(%s AS bool[])"
+
+
+def arrays(keys: Sequence[LockKey]) -> tuple[str, str, str]:
+    """Return keys as the parameters of the statements below, in PostgreSQL's notation for arrays."""
+    first = ",".join(str(key.args[0]) for key in keys)
+    second = ",".join(str(key.args[-1]) if len(key.args) == 2 else "0" for key in keys)
+    is_pair = ",".join("t" if len(key.args) == 2 else "f" for key in keys)
+    return f"{{{first}}}", f"{{{second}}}", f"{{{is_pair}}}"
+
+
+def _call_either(function: str, a: str, b: str, is_pair: str) -> str:
+    return f"CASE WHEN {is_pair} THEN {function}(CAST({a} AS int), {b}) ELSE {function}({a}) END"
+
+
+def _function(verb: str, shared: bool, for_transaction: bool = False) -> str:
+    return f"pg_{verb}advisory{'_xact' if for_transaction else ''}_lock{'_shared' if shared else ''}"
+
+
+def _unlock_function(shared: bool) -> str:
+    return f"pg_advisory_unlock{'_shared' if shared else ''}"
+
+
+def _routed(guard: int | None) -> str:
+    return "true" if guard is None else f"pg_backend_pid() = {guard:d}"
+
+
+@lru_cache(_KEPT)
+def try_all(shared: bool, for_transaction: bool, in_transaction: bool, guard: int | None) -> str:
+    """Try for keys in their order, up to the first that is busy. Parameters: arrays. Row: as `try_lock`.
+
+    Session locks are given back unless all were got; transaction locks are for a savepoint to undo.
+    """
+    take = _call_either(_function("try_", shared, for_transaction), "a[i + 1]", "b[i + 1]", "p[i + 1]")
+    back = _call_either(_unlock_function(shared), "a[i]", "b[i]", "p[i]")
+    returned = "0" if for_transaction else "CASE WHEN got.n < cardinality(a) THEN got.n ELSE 0 END"
+    return (
+        f"WITH RECURSIVE asked(a, b, p) AS MATERIALIZED (SELECT {_ASKED}), taken(i, ok) AS ("
+        f"SELECT 0, {_routed(guard)} UNION ALL SELECT i + 1, {take} FROM taken, asked WHERE ok AND i < cardinality(a)),"
+        f" got AS MATERIALIZED (SELECT CAST(count(*) FILTER (WHERE ok) - 1 AS int) AS n FROM taken),"
+        f" returned AS MATERIALIZED (SELECT count({back}) AS n FROM got, asked, generate_series(1, {returned}) AS i)"
+        f" SELECT CASE WHEN got.n >= 0 THEN got.n = cardinality(a) END{_columns(guard, in_transaction)}"
+        f" FROM got, asked, returned WHERE returned.n >= 0"
+    )
+
+
+@lru_cache(_KEPT)
+def wait_all_for(shared: bool, for_transaction: bool, in_transaction: bool, guard: int | None) -> str:
+    """Wait for keys in their order, all within one time. Parameters: milliseconds (0: no limit) twice, arrays.
+
+    `lock_timeout` counts for each wait, so it is armed anew for each key with what is left. Row: as `wait_lock_for`.
+    """
+    call = _call_either(_function("", shared, for_transaction), "a", "b", "p")
+    gone = "1000 * extract(epoch FROM clock_timestamp() - statement_timestamp())"
+    left = f"CAST(CAST(greatest(1, ceil(%s - {gone})) AS bigint) AS text)"
+    armed = f"set_config('lock_timeout', CASE WHEN %s = 0 THEN '0' ELSE {left} END, true)"
+    return (
+        f"WITH own AS MATERIALIZED (SELECT current_setting('lock_timeout') AS lock_timeout), taken AS MATERIALIZED ("
+        f"SELECT count(CASE WHEN {armed} IS NOT NULL THEN {call} IS NOT NULL END) AS n"
+        f" FROM own, unnest({_ASKED}) AS k(a, b, p) WHERE {_routed(guard)})"
+        f" SELECT set_config('lock_timeout', own.lock_timeout, true) IS NOT NULL{_columns(guard, in_transaction)}"
+        f" FROM taken, own WHERE taken.n > 0"
+    )
+
+
+@lru_cache(_KEPT)
+def unlock_all(shared: bool, guard: int | None) -> str:
+    """Release session locks. Parameters: arrays. Row: the positions of keys that were not held; NULL: misrouted."""
+    call = _call_either(_unlock_function(shared), "a", "b", "p")
+    failed = f"ARRAY(SELECT i FROM unnest({_ASKED}) WITH ORDINALITY AS k(a, b, p, i) WHERE NOT {call})"
+    return f"SELECT {_guarded(guard, failed)}"
+
+
+_COLUMNS_OF_KEY = """\
+CASE WHEN p THEN a ELSE a >> 32 END & 4294967295 AS classid,
+ CASE WHEN p THEN CAST(b AS bigint) ELSE a END & 4294967295 AS objid,
+ CASE WHEN p THEN 2 ELSE 1 END AS objsubid"""
+
+_ROWS_OF_SESSION = f"""\
+SELECT CAST(l.classid AS bigint), CAST(l.objid AS bigint), CAST(l.objsubid AS int) FROM pg_locks l
+ WHERE l.granted AND l.locktype = 'advisory' AND l.mode = %s
+ AND l.database = {_DATABASE}"""
+
+
+@lru_cache(_KEPT)
+def free_all(shared: bool, guard: int | None) -> str:
+    """Release those session locks that are there. Parameters: mode, arrays. Row: how many were, 0 where misrouted.
+
+    The look first: an unlock without a lock leaves a WARNING in the server's log.
+    """
+    call = _call_either(_unlock_function(shared), "a", "b", "p")
+    return (
+        f"WITH mine AS MATERIALIZED ({_ROWS_OF_SESSION} AND l.pid = pg_backend_pid()), asked AS MATERIALIZED ("
+        f"SELECT a, b, p, {_COLUMNS_OF_KEY} FROM unnest({_ASKED}) AS k(a, b, p) WHERE {_routed(guard)})"
+        f" SELECT count({call}) FROM asked WHERE (classid, objid, objsubid) IN (SELECT * FROM mine)"
+    )
+
+
+# How many of some keys a server session holds in one mode. Parameters: mode, pid, arrays.
+COUNT_HELD = f"""\
+WITH held AS MATERIALIZED ({_ROWS_OF_SESSION} AND l.pid = %s)
+SELECT count(*) FROM (SELECT {_COLUMNS_OF_KEY} FROM unnest({_ASKED}) AS k(a, b, p)) AS asked
+WHERE (classid, objid, objsubid) IN (SELECT * FROM held)"""
 
 # The same in one transaction, told by its start: a pooler lends the session to others in between. The start is NULL
-# where the role may not see it. Parameters: pid, mode, key's row, start.
-IS_HELD_IN = f"""\
-SELECT EXISTS (SELECT FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
- WHERE l.granted AND l.pid = %s AND l.mode = %s AND {_KEY_ROWS}
- AND (a.xact_start IS NULL OR CAST(extract(epoch FROM a.xact_start) AS text) = CAST(%s AS text)))"""
+# where the role may not see it. Parameters: mode, pid, arrays, pid, start.
+COUNT_HELD_IN = f"""\
+{COUNT_HELD} AND NOT EXISTS (SELECT FROM pg_stat_get_activity(%s) a
+ WHERE CAST(extract(epoch FROM a.xact_start) AS text) <> %s)"""
 
-# The same for the session that is asked. Parameters: mode, key's row.
-IS_OURS = f"""\
-SELECT EXISTS (SELECT FROM pg_locks l WHERE l.granted AND l.pid = pg_backend_pid() AND l.mode = %s AND {_KEY_ROWS})"""
-
-# Who holds a key and who waits for it. Roles that may not see another session's activity get NULLs from PostgreSQL; the
-# lock of a prepared transaction has no pid at all. Parameters: key's row.
+# Who holds some keys and who waits for them. Roles that may not see another session's activity get NULLs from
+# PostgreSQL; the lock of a prepared transaction has no pid at all. Parameters: arrays.
 KEY_LOCKS = f"""\
-SELECT l.pid, l.pid = pg_backend_pid(), l.mode, l.granted, a.application_name, a.state,
+WITH asked AS MATERIALIZED (SELECT {_COLUMNS_OF_KEY} FROM unnest({_ASKED}) AS k(a, b, p))
+SELECT CAST(l.classid AS bigint), CAST(l.objid AS bigint), CAST(l.objsubid AS int), l.pid, l.pid = pg_backend_pid(),
+ l.mode, l.granted, a.application_name, a.state,
  CAST(extract(epoch FROM clock_timestamp() - a.state_change) AS double precision)
-FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-WHERE {_KEY_ROWS}
+FROM pg_locks l LEFT JOIN pg_stat_get_activity(NULL) a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.database = {_DATABASE}
+ AND (CAST(l.classid AS bigint), CAST(l.objid AS bigint), CAST(l.objsubid AS int)) IN (SELECT * FROM asked)
 ORDER BY l.granted DESC, l.pid"""
+
+# The modes in which the session that is asked holds each of some keys. Parameters: arrays. Rows: position, mode.
+OWN_MODES = f"""\
+WITH asked AS MATERIALIZED (SELECT i, {_COLUMNS_OF_KEY} FROM unnest({_ASKED}) WITH ORDINALITY AS k(a, b, p, i))
+SELECT asked.i, l.mode FROM pg_locks l JOIN asked ON (CAST(l.classid AS bigint), CAST(l.objid AS bigint),
+ CAST(l.objsubid AS int)) = (asked.classid, asked.objid, asked.objsubid)
+WHERE l.granted AND l.locktype = 'advisory' AND l.pid = pg_backend_pid()
+ AND l.database = {_DATABASE}"""
+
+
+# Semaphores: slots are keys of one number, and so is the gate that those who take one go through.
+
+
+def _first_free(for_transaction: bool, source: str) -> str:
+    take = f"{_function('try_', False, for_transaction)}(a[i + 1])"
+    return (
+        f"taken(i, ok) AS (SELECT 0, false FROM {source} UNION ALL"
+        f" SELECT i + 1, {take} FROM taken, asked WHERE NOT ok AND i < cardinality(a)),"
+        f" slot AS MATERIALIZED (SELECT max(i) FILTER (WHERE ok) AS i FROM taken)"
+    )
+
+
+@lru_cache(_KEPT)
+def try_slot(for_transaction: bool, in_transaction: bool, guard: int | None) -> str:
+    """Take the first free slot, unless somebody waits at the gate. Parameters: gate, slots as array, gate.
+
+    Row: as `try_lock`, and a last column: the position of the slot.
+    """
+    knock = _guarded(guard, "pg_try_advisory_lock_shared(CAST(%s AS bigint))")
+    return (
+        f"WITH RECURSIVE gate AS MATERIALIZED (SELECT {knock} AS is_open),"
+        f" asked(a) AS MATERIALIZED (SELECT CAST(%s AS bigint[])),"
+        f" {_first_free(for_transaction, 'gate WHERE is_open')},"
+        f" shut AS MATERIALIZED ("
+        f"SELECT CASE WHEN is_open THEN pg_advisory_unlock_shared(CAST(%s AS bigint)) END AS done FROM gate, slot)"
+        f" SELECT CASE WHEN is_open IS NULL THEN NULL ELSE slot.i IS NOT NULL END{_columns(guard, in_transaction)},"
+        f" slot.i FROM gate, slot, shut"
+    )
+
+
+@lru_cache(_KEPT)
+def take_slot_at_gate(for_transaction: bool, in_transaction: bool, guard: int | None) -> str:
+    """Take the first free slot, and with it free the gate that this session holds. Parameters: slots, gate.
+
+    Row: as `try_slot`.
+    """
+    unlock = "CASE WHEN slot.i IS NOT NULL THEN pg_advisory_unlock(CAST(%s AS bigint)) END"
+    return (
+        f"WITH RECURSIVE asked(a) AS MATERIALIZED (SELECT CAST(%s AS bigint[])),"
+        f" gate AS MATERIALIZED (SELECT {_routed(guard)} AS is_ours),"
+        f" {_first_free(for_transaction, 'gate WHERE is_ours')},"
+        f" shut AS MATERIALIZED (SELECT {unlock} AS done FROM slot)"
+        f" SELECT CASE WHEN is_ours THEN slot.i IS NOT NULL END{_columns(guard, in_transaction)}, slot.i"
+        f" FROM gate, slot, shut"
+    )

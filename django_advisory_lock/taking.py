@@ -1,4 +1,4 @@
-"""The guarded take of one lock, and the one look after any failed wait.
+"""The guarded take, and the one look after any failed wait.
 
 After every failure of a statement that may have waited, the server may have granted the lock all the same. So no error
 is trusted: the lock is looked for, and freed, or kept where only the time was up.
@@ -16,11 +16,11 @@ from django.db import Error, OperationalError
 
 from . import conf, outcomes, sessions, sql, transactions
 from .exceptions import LockNotAcquired, PoolerDetected
+from .holds import Hold
 from .inspection import KeyLock, read_key_locks
-from .notices import warn_caller
+from .notices import names, warn_caller
 from .options import resolve_scope
 from .outcomes import LOCK_NOT_AVAILABLE, sqlstate
-from .sessions import Hold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,40 +32,35 @@ if TYPE_CHECKING:
     from .options import Options
     from .owners import Owner
 
-    Statement = Callable[[int, bool, bool, bool, int | None], str]
+    Statement = Callable[..., str]
 
 MAX_LOCK_TIMEOUT = 2**31 - 1  # milliseconds, the range of PostgreSQL's setting
 
 
-def take(key: LockKey, using: str, options: Options, owner: Owner, hand_over: Callable[[Hold], None]) -> None:
-    """Take a lock, and hand it over while every interrupt is still cleaned up after.
+class Attempt:
+    """One attempt to take what a subclass asks for: one lock, several, or one of several."""
 
-    A lock that is only tried for and busy is not handed over; every other failure is an error.
-    """
-    connection = sessions.connection_for(using)
-    with connection.cursor() as cursor:
-        _Take(key, options, owner, hand_over, connection, cursor).run()
-
-
-class _Take:
     def __init__(
         self,
-        key: LockKey,
+        keys: tuple[LockKey, ...],
         options: Options,
         owner: Owner,
         hand_over: Callable[[Hold], None],
         connection: BaseDatabaseWrapper,
         cursor: Any,
+        task_began: float | None,
     ) -> None:
-        self.started = time.monotonic()
-        self.key = key
+        self.started = time.monotonic() if task_began is None else task_began
+        # A task waits by itself, between the tries: what shares its thread must go on meanwhile.
+        self.for_task = task_began is not None
+        self.keys = keys
         self.options = options
         self.owner = owner
         self.hand_over = hand_over
         self.connection = connection
         self.cursor = cursor
         self.in_transaction = transactions.in_server_transaction(connection)
-        self.scope = resolve_scope(key, options.scope, connection, self.in_transaction)
+        self.scope = resolve_scope(keys[0], options, connection, self.in_transaction, self.for_task)
         self.session = sessions.attach(connection)
         self.hold: Hold | None = None
         # In a transaction that has failed already nothing is sent, or nothing done.
@@ -75,6 +70,7 @@ class _Take:
         self.is_sent = False
 
     def run(self) -> None:
+        """Make the attempt: hand the lock over, or raise; what is only tried for may be busy."""
         raw = self.connection.connection
         if self.session.is_pooled and self.scope == "session":
             # Whoever closes the connection meanwhile must not hand a lock to the pool's next borrower.
@@ -102,8 +98,8 @@ class _Take:
 
     def _take(self) -> None:
         options = self.options
-        if options.waits_at_once and not self.in_transaction:
-            self._wait()
+        if self.for_task:
+            self._try_for_task()
         elif self._try() or options.tries_only:
             return
         elif options.timeout == 0:
@@ -113,58 +109,30 @@ class _Take:
         else:
             self._poll(options.poll_interval)
 
-    def _try(self) -> bool:
-        """Try once, as another process would see it: an owner that shares the session counts as one."""
-        with self.session.mutex:
-            uncertain = self.session.uncertain(self.key)
-            if uncertain:
-                row = self._send(sql.try_lock_unless_held, *self.key.args, *self.key.pg_locks)
-                for hold in uncertain:
-                    if sql.MODES[hold.shared] in row[-1]:
-                        hold.marker = transactions.transaction_marker(self.connection)
-                    else:
-                        self.session.drop(hold)
-                if not row[-1]:
-                    return self._granted(row)
-            if self.session.refuses(self.key, self.options.shared, self.owner):
-                return False
-            # A session that holds the key exclusively is granted the shared lock too, but before PostgreSQL 18 its try
-            # fails while somebody waits; its wait cannot wait.
-            nested = self.options.shared and self.session.covers(self.key)
-            return self._granted(self._send(sql.wait_lock if nested else sql.try_lock, *self.key.args))
-
-    def _wait(self) -> None:
-        """Wait with nothing around it, so that a busy lock costs what bare SQL costs."""
-        with self.session.mutex:
-            if self.session.held or self.owner.holds:
-                self._refuse_endless_wait()
-            try:
-                self._granted(self._send(sql.wait_lock, *self.key.args))
-            except OperationalError as error:
-                if sqlstate(error) != LOCK_NOT_AVAILABLE:
-                    raise
-                # The session has a lock_timeout of its own, which is not this lock's.
-                if not self._granted_late(read_key_locks(self.cursor, self.key)):
-                    self._wait_for()
+    def _try_for_task(self) -> None:
+        if not self._try() and not self.options.tries_only:
+            remaining = self._remaining()
+            if remaining is not None and remaining <= 0:
+                raise self._timed_out()
 
     def _wait_for(self) -> None:
         """Wait in the server's queue with the timeout of this lock alone."""
         remaining = self._remaining()
         # 0 switches the server's timeout off, so a time that is up still waits for a millisecond.
-        timeout = 0 if remaining is None else min(max(math.ceil(remaining * 1000), 1), MAX_LOCK_TIMEOUT)
+        milliseconds = 0 if remaining is None else min(max(math.ceil(remaining * 1000), 1), MAX_LOCK_TIMEOUT)
         with self.session.mutex:
             self._refuse_endless_wait()
             try:
                 with self._savepoint():
-                    row = self._send(sql.wait_lock_for, str(timeout), *self.key.args)
+                    row = self._send_wait(milliseconds)
             except OperationalError as error:
                 if sqlstate(error) != LOCK_NOT_AVAILABLE or remaining is None:
                     raise
-                locks = read_key_locks(self.cursor, self.key)
-                if not self._granted_late(locks):
+                locks = self._read_locks()
+                if not self._came_late(locks):
                     raise self._timed_out(locks) from error
             else:
-                self._granted(row)
+                self._require_granted(row)
 
     def _poll(self, interval: float) -> None:
         """Try and sleep in turn, so that no snapshot stays open in between. The last try is at the deadline."""
@@ -176,6 +144,28 @@ class _Take:
             pause = interval * random.uniform(0.5, 1.5)  # noqa: S311 - so that many pollers spread
             time.sleep(pause if remaining is None else min(pause, remaining))
 
+    # What a subclass asks for
+
+    def _try(self) -> bool:
+        """Try once, as another process would see it: an owner that shares the session counts as one."""
+        raise NotImplementedError
+
+    def _send_wait(self, milliseconds: int) -> Sequence[Any]:
+        """Send the statement that waits so long, 0 for ever."""
+        raise NotImplementedError
+
+    def _form(self) -> tuple[object, ...]:
+        """Return what tells one statement of a kind from another."""
+        raise NotImplementedError
+
+    def _came_late(self, locks: list[KeyLock]) -> bool:
+        """Whether what was waited for came after all; what else came is given back."""
+        raise NotImplementedError
+
+    def _taken_keys(self) -> tuple[LockKey, ...]:
+        """Return the keys of what was taken."""
+        return self.keys
+
     # What the server says
 
     def _send(self, statement: Statement, *params: object) -> Sequence[Any]:
@@ -183,7 +173,7 @@ class _Take:
         # A transaction lock needs no guard: in every pool mode a transaction has one server session.
         for_transaction = self.scope == "transaction"
         guard = None if for_transaction else self.session.guard
-        text = statement(len(self.key.args), self.options.shared, for_transaction, self.in_transaction, guard)
+        text = statement(*self._form(), for_transaction, self.in_transaction, guard)
         if self.connection.execute_wrappers:
             with self.connection.execute_wrapper(self._note_sent):
                 self.cursor.execute(text, params)
@@ -203,6 +193,10 @@ class _Take:
         self.is_sent = True
         return execute(*args)
 
+    def _require_granted(self, row: Sequence[Any]) -> None:
+        if not self._granted(row):
+            raise outcomes.not_granted(self._facts())
+
     def _granted(self, row: Sequence[Any]) -> bool:
         if not row[0]:
             return False
@@ -215,18 +209,10 @@ class _Take:
             self._keep(row[1] if self.session.guard is None else self.session.guard)
         return True
 
-    def _granted_late(self, locks: list[KeyLock]) -> bool:
-        """Whether the lock came after all: a mode that is held already never waits, so a row of ours is this lock."""
-        for lock in locks:
-            if lock.own and lock.granted and lock.shared is self.options.shared and lock.pid is not None:
-                self._keep(lock.pid)
-                return True
-        return False
-
     def _keep(self, pid: int) -> None:
         if self.scope == "transaction":
             # The server frees a transaction lock once, however often it was taken.
-            self.hold = self.session.transaction_hold(self.key, self.options.shared, self.owner)
+            self.hold = self.session.transaction_hold(self._taken_keys(), self.options.shared, self.owner)
             if self.hold is not None:
                 self.hand_over(self.hold)
                 return
@@ -234,7 +220,7 @@ class _Take:
             self.session,
             self.connection,
             self.owner,
-            self.key,
+            self._taken_keys(),
             self.options.shared,
             self.scope,
             pid,
@@ -246,27 +232,40 @@ class _Take:
     def _warn_of_snapshot(self, isolation: str) -> None:
         if isolation in ("repeatable read", "serializable") and transactions.in_transaction(self.connection):
             warn_caller(
-                f"The lock {self.key.name!r} was taken inside a {isolation.upper()} transaction, which goes on reading"
+                f"The lock {names(self.keys)} was taken inside a {isolation.upper()} transaction, which goes on reading"
                 f" its snapshot from before the wait. Take the lock before the transaction begins."
             )
+
+    def _renew_notes(self, keys: tuple[LockKey, ...]) -> None:
+        """Find out which transaction locks on some keys are still there, where a rollback may have ended them."""
+        uncertain = self.session.uncertain(keys)
+        if uncertain:
+            # All keys of each: where one was held before, its row says nothing of the others.
+            asked = tuple(dict.fromkeys(key for hold in uncertain for key in hold.keys))
+            self.cursor.execute(sql.OWN_MODES, sql.arrays(asked))
+            there = {(asked[position - 1], mode) for position, mode in self.cursor.fetchall()}
+            for hold in uncertain:
+                if all((key, sql.MODES[hold.shared]) in there for key in hold.keys):
+                    hold.marker = transactions.transaction_marker(self.connection)
+                else:
+                    self.session.drop(hold)
 
     # What can go wrong
 
     def _refuse_endless_wait(self) -> None:
         """Raise LockDeadlock where this process itself stands in the way, and waiting would keep it there."""
         where = "by another thread or task that shares this database session"
-        if not self.session.refuses(self.key, self.options.shared, self.owner):
+        if not self.session.refuses(self.keys, self.options.shared, self.owner):
             where = "by the caller itself on another session of this alias"
-            if not self.owner.holds or not any(self._conflicts_elsewhere(hold) for hold in self.owner.holds):
+            if not any(self._conflicts_elsewhere(hold) for hold in self.owner.on(self.keys)):
                 return
         raise outcomes.endless_wait(self._facts(), where)
 
     def _conflicts_elsewhere(self, hold: Hold) -> bool:
         raw = hold.session.raw()
         return (
-            hold.key == self.key
+            hold.session is not self.session
             and hold.is_certain
-            and hold.session is not self.session
             and hold.session.process == self.session.process
             and hold.using == self.connection.alias
             and not (hold.shared and self.options.shared)
@@ -276,12 +275,9 @@ class _Take:
 
     def _clean_up(self) -> None:
         """Free what a failed statement may have been granted. A session that cannot be asked is closed."""
-        raw, session, shared = self.connection.connection, self.session, self.options.shared
+        raw, session = self.connection.connection, self.session
         with session.mutex:
-            if self.is_sent and self.scope == "session":
-                if self.hold is not None:
-                    session.drop(self.hold)
-                session.doubt(self.key, shared, session.guard if self.hold is None else self.hold.pid)
+            if self.is_sent and self._doubt():
                 if raw is not None and transactions.is_failed(raw) and not session.is_pinned:
                     sessions.end(self.connection, session)
                 session.settle(self.connection)
@@ -290,16 +286,28 @@ class _Take:
                 self.connection.set_rollback(True)
             sessions.close_if_dead(self.connection)
 
+    def _doubt(self) -> bool:
+        """Note the session locks that a failed statement may have left on the server; tell whether there may be any."""
+        if self.scope == "transaction":
+            return False
+        self.session.doubt(self.keys, self.options.shared, self.session.guard if self.hold is None else self.hold.pid)
+        if self.hold is not None:
+            self.session.drop(self.hold)
+        return True
+
+    def _read_locks(self) -> list[KeyLock]:
+        return read_key_locks(self.cursor, self.keys)
+
     def _timed_out(self, locks: list[KeyLock] | None = None) -> LockTimeout:
         if locks is None:
-            locks = read_key_locks(self.cursor, self.key)
+            locks = self._read_locks()
         shared = self.options.shared
-        if not self.session.refuses(self.key, shared, self.owner):  # then what is held here is the caller's own
+        if not self.session.refuses(self.keys, shared, self.owner):  # then what is held here is the caller's own
             locks = [lock for lock in locks if not lock.own]
-        return outcomes.timed_out(self._facts(), self.options.timeout or 0, locks, shared=shared)
+        return outcomes.timed_out(self._facts(), self.keys, self.options.timeout or 0, locks, shared=shared)
 
     def _facts(self) -> outcomes.Facts:
-        return {"key": self.key, "using": self.connection.alias, "waited": time.monotonic() - self.started}
+        return {"key": self.keys[0], "using": self.connection.alias, "waited": time.monotonic() - self.started}
 
     def _remaining(self) -> float | None:
         timeout = self.options.timeout

@@ -28,9 +28,9 @@ def in_transaction(connection: BaseDatabaseWrapper) -> bool:
     return connection.connection is not None and (not connection.autocommit or not is_idle(connection.connection))
 
 
-def other_alias_in_transaction(using: str) -> str | None:
-    """Return an alias of this thread, other than the lock's own, that is inside a transaction."""
-    if len(connections.settings) > 1:
+def other_alias_in_transaction(using: str | None) -> str | None:
+    """Return an alias of this thread, other than the lock's own if it has one, that is inside a transaction."""
+    if using is None or len(connections.settings) > 1:
         for connection in connections.all(initialized_only=True):
             if connection.alias != using and in_transaction(connection):
                 return connection.alias
@@ -40,6 +40,10 @@ def other_alias_in_transaction(using: str) -> str | None:
 def in_server_transaction(connection: BaseDatabaseWrapper) -> bool:
     """Whether the next statement is part of a transaction, whoever began it."""
     raw: RawConnection = connection.connection
+    if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
+        # A statement of another thread is under way: only after it the status tells of a transaction.
+        with raw.lock:
+            pass
     return not raw.autocommit or not is_idle(raw)
 
 

@@ -12,7 +12,7 @@ from tests.support import OtherSession, Thread, value
 
 def read(key: LockKey) -> list[KeyLock]:
     with connection.cursor() as cursor:
-        return read_key_locks(cursor, key)
+        return read_key_locks(cursor, [key])
 
 
 @pytest.mark.parametrize("key", [-1, 2**63 - 1, LockKey.pair(-1, 5)], ids=repr)
@@ -66,7 +66,10 @@ def test_what_a_role_may_not_see(name: str, other: OtherSession) -> None:
         other.raw.execute(f'DROP ROLE "{name}"')
 
 
-ROW = KeyLock(7, own=False, shared=False, granted=True, application_name="cron", state="idle", seconds_in_state=2.04)
+KEY = LockKey((1,))
+ROW = KeyLock(
+    KEY, 7, own=False, shared=False, granted=True, application_name="cron", state="idle", seconds_in_state=2.04
+)
 
 
 @pytest.mark.parametrize(
@@ -74,17 +77,17 @@ ROW = KeyLock(7, own=False, shared=False, granted=True, application_name="cron",
     [
         ([], False, "holder unknown"),
         ([ROW], False, "held by pid 7 (cron), idle for 2.0 s"),
-        ([KeyLock(7, False, False, True, "", "active", None)], True, "held by pid 7, active"),
+        ([KeyLock(KEY, 7, False, False, True, "", "active", None)], True, "held by pid 7, active"),
         (
-            [KeyLock(7, True, False, True, "", None, None)],
+            [KeyLock(KEY, 7, True, False, True, "", None, None)],
             False,
             "held by another thread or task of this process (pid 7)",
         ),
-        ([KeyLock(None, False, False, True, "", None, None)], False, "held by a prepared transaction"),
-        ([KeyLock(7, False, True, True, "", None, None), ROW], True, "held by pid 7 (cron), idle for 2.0 s"),
-        ([KeyLock(7, False, True, True, "", None, None)], True, "holder unknown"),
-        ([KeyLock(8, False, False, False, "", None, None)], True, "an exclusive request is queued ahead: pid 8"),
-        ([KeyLock(8, False, False, False, "", None, None)], False, "holder unknown"),
+        ([KeyLock(KEY, None, False, False, True, "", None, None)], False, "held by a prepared transaction"),
+        ([KeyLock(KEY, 7, False, True, True, "", None, None), ROW], True, "held by pid 7 (cron), idle for 2.0 s"),
+        ([KeyLock(KEY, 7, False, True, True, "", None, None)], True, "holder unknown"),
+        ([KeyLock(KEY, 8, False, False, False, "", None, None)], True, "an exclusive request is queued ahead: pid 8"),
+        ([KeyLock(KEY, 8, False, False, False, "", None, None)], False, "holder unknown"),
     ],
     ids=str,
 )

@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import connections, transaction
+from django.db import connection, connections, transaction
 
-from django_advisory_lock import AdvisoryLockError, LockDeadlock, advisory_lock, lock_key, try_advisory_lock
-from django_advisory_lock.owners import current_owner
+from django_advisory_lock import (
+    AdvisoryLockError,
+    LockDeadlock,
+    LockHandle,
+    advisory_lock,
+    hops,
+    lock_key,
+    try_advisory_lock,
+)
+from django_advisory_lock.owners import current_owner, owner_in, task_owner
+from django_advisory_lock.sessions import attach
 from tests.support import OtherSession
 
 
@@ -181,3 +190,69 @@ def test_a_thread_has_one_owner_and_every_thread_its_own() -> None:
         thread.start()
         thread.join(10)
     assert len({id(owner) for owner in keep} | owners.keys()) == 11
+
+
+class TestCornersOfOwners:
+    def test_a_block_that_never_began_beside_one_that_did(self, name: str, other: OtherSession) -> None:
+        lock, owner = advisory_lock(name), current_owner()
+        with lock as first:
+            second = lock.acquire()
+            owner.enter(lock, 0, second)
+            owner.forget_block(lock, second)
+            assert [handle for _, handle in owner.entered[lock]] == [first]
+            second.release()
+        assert other.is_free(lock_key(name))
+
+    def test_outside_a_task(self, name: str, other: OtherSession) -> None:
+        async def main() -> str:
+            task_owner()
+            assert owner_in(object(), 0) is None
+            loop = asyncio.get_running_loop()
+            said = loop.create_future()
+
+            def call() -> None:
+                try:
+                    advisory_lock(name).__aenter__().close()
+                except RuntimeError as error:
+                    said.set_result(str(error))
+
+            loop.call_soon(call)
+            return str(await said)
+
+        assert "runs in none" in asyncio.run(main())
+
+    def test_a_block_that_is_closed_after_its_loop(self, name: str, other: OtherSession) -> None:
+        """It cannot await its end: the lock stays with the handle, which another task may release."""
+
+        async def take() -> LockHandle:
+            return await advisory_lock(name).aacquire()
+
+        async def give_back(lock: LockHandle) -> None:
+            await lock.arelease()
+            await sync_to_async(connections.close_all)()
+
+        lock = asyncio.run(take())
+        assert not hops.can_wait()
+        with pytest.raises(StopIteration):
+            lock._aend_block(GeneratorExit(), current_owner()).send(None)
+        assert not other.is_free(lock_key(name))
+        asyncio.run(give_back(lock))
+        assert other.is_free(lock_key(name))
+
+    def test_a_connection_that_was_swapped_and_is_still_open(self, name: str, other: OtherSession) -> None:
+        with advisory_lock(name) as lock:
+            raw, connection.connection = connection.connection, None
+            assert not lock.is_held()
+            connection.close()
+            connection.connection = raw
+            assert lock.is_held()
+
+    def test_two_doubts_of_one_key(self, name: str, other: OtherSession) -> None:
+        locks = [advisory_lock(name).acquire() for _ in range(2)]
+        session = attach(connections["default"])
+        for lock in locks:
+            assert lock._hold is not None
+            session.disown(lock._hold)
+        session.settle(connections["default"])
+        assert not session.doubts
+        assert other.is_free(lock_key(name))

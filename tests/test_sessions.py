@@ -18,6 +18,7 @@ from django.test import TestCase, TransactionTestCase
 from django_advisory_lock import (
     AdvisoryLockError,
     LockDeadlock,
+    LockHandle,
     LockLost,
     LockTimeout,
     advisory_lock,
@@ -25,9 +26,18 @@ from django_advisory_lock import (
     owners,
     try_advisory_lock,
 )
+from django_advisory_lock.holds import _handles
 from django_advisory_lock.owners import current_owner
 from django_advisory_lock.sessions import attach
 from tests.support import OtherSession, Thread, backend_pid, output, spawn, statements, value, wait_until
+
+
+def drop(lock: LockHandle) -> None:
+    """Do what happens when the handle is collected as garbage."""
+    assert lock._hold is not None
+    handle = _handles[id(lock._hold)]
+    assert handle.__callback__ is not None
+    handle.__callback__(handle)
 
 
 class TestPinning:
@@ -141,7 +151,7 @@ class TestPool:
             assert hold is not None
             hold.session.drop(hold)  # as at the end of a release, before what is in doubt is put right
             assert connections["pooled"].connection._expire_at == 0.0
-            hold.session.doubt(first.key, False, hold.pid)
+            hold.session.doubt(first.keys, False, hold.pid)
         connections["pooled"].close()
         other.wait_until_free(lock_key(name, 2))
 
@@ -380,6 +390,23 @@ class TestFork:
         sessions._mark_inherited()
         assert attach(connections["default"]).process == os.getpid()
 
+    def test_what_a_child_does_first_while_a_lock_is_held(
+        self, name: str, other: OtherSession, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from django_advisory_lock import sessions
+
+        monkeypatch.setattr(DatabaseWrapper, "_connection_pools", {})
+        with advisory_lock(name) as lock:
+            raw = connection.connection
+            sessions._mark_inherited()
+            assert connection.connection is None
+            assert sessions._inherited.pop() is raw
+            connection.connection = raw
+            for one in connections.all(initialized_only=True):
+                if one.connection and one.alias != "sqlite":
+                    attach(one).process = os.getpid()
+            assert lock.is_held()
+
     def test_a_child_waits_as_another_process_does(self, name: str, other: OtherSession) -> None:
         with advisory_lock(name):
 
@@ -395,13 +422,14 @@ class TestFork:
     def test_a_child_does_not_unlock(self, name: str, other: OtherSession) -> None:
         with advisory_lock(name) as lock:
 
-            def leave() -> tuple[bool, None]:
+            def leave() -> bool:
                 held = lock.is_held()
                 lock.release()
                 lock._leave(None, current_owner())
-                return held, lock.__del__()  # type: ignore[func-returns-value]
+                drop(lock)
+                return held
 
-            assert self.in_child(leave) == "(False, None)"
+            assert self.in_child(leave) == "False"
             assert not other.is_free(lock_key(name))
             assert lock.is_held()
         assert other.is_free(lock_key(name))
@@ -428,7 +456,7 @@ class TestFork:
                 lock._leave(None, current_owner())
                 assert not lock.is_held()
                 assert not lock.lost.is_set()
-            lock.__del__()
+            drop(lock)
             assert not attach(connections["default"]).abandoned
             assert not try_advisory_lock(name).acquire()
             assert connection.connection is not raw

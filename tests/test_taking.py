@@ -160,7 +160,7 @@ class TestTimeout:
         other.take(key)
 
         def free_before_look(sql: str) -> None:
-            if "pg_stat_activity" in sql:
+            if "application_name" in sql:
                 other.drop(key)
 
         with wrapped(before=free_before_look), pytest.raises(LockTimeout, match="holder unknown"):
