@@ -9,10 +9,7 @@ only.
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
-import time
 from collections.abc import Callable
 
 import django
@@ -22,6 +19,7 @@ django.setup()
 
 from django.db import connection, transaction  # noqa: E402
 
+from benchmarks.measuring import compare, rounds  # noqa: E402
 from django_advisory_lock import advisory_lock, lock_key, try_advisory_lock  # noqa: E402
 
 NAME = "benchmark-pair"
@@ -91,28 +89,6 @@ COMPARISONS: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
 }
 
 
-def timed(function: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
-
-
-def measure(rounds: int) -> None:
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in COMPARISONS}
-    for round_number in range(rounds + rounds // 10):
-        for name, (ours, theirs) in COMPARISONS.items():
-            pair = (timed(ours), timed(theirs)) if round_number % 2 else (timed(theirs), timed(ours))[::-1]
-            if round_number >= rounds // 10:  # the first ones only warm up
-                times[name].append(pair)
-    print(f"{'':32}{'ratio':>7}{'ours':>9}{'bare':>9}   median of {rounds} rounds, times in µs")
-    for name, pairs in times.items():
-        ratio = statistics.median(ours / theirs for ours, theirs in pairs)
-        ours, theirs = (statistics.median(column) * 1e6 for column in zip(*pairs, strict=True))
-        print(f"{name:32}{ratio:7.2f}{ours:9.0f}{theirs:9.0f}")
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3000)
-    measure(parser.parse_args().rounds)
+    compare(COMPARISONS, rounds(__doc__, 3000))
     connection.close()
