@@ -1063,7 +1063,8 @@ class TestReentrancy:
                 other.wait_for_waiters(lock_key(name, "slow"))
                 wait_until(
                     lambda: other.one(
-                        "SELECT now() - min(query_start) > '20ms' FROM pg_stat_activity WHERE wait_event = 'advisory'"
+                        "SELECT now() - min(query_start) > '20ms' FROM pg_stat_activity"
+                        " WHERE wait_event = 'advisory' AND datname = current_database()"
                     )
                 )
                 other.drop(lock_key(name, "slow"))

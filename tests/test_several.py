@@ -578,7 +578,10 @@ class TestWaiting:
         other.take(keys[1])
         waiting = Thread(wait)
         second.wait_for_waiters(keys[1])
-        waits_long = "SELECT now() - min(query_start) > '60ms' FROM pg_stat_activity WHERE wait_event = 'advisory'"
+        waits_long = (
+            "SELECT now() - min(query_start) > '60ms' FROM pg_stat_activity"
+            " WHERE wait_event = 'advisory' AND datname = current_database()"
+        )
         wait_until(lambda: second.one(waits_long))
         assert second.waiters(keys[1]) == 1
         other.drop(keys[1])

@@ -784,7 +784,8 @@ def test_a_slow_wait_is_logged(name: str, other: OtherSession, caplog: pytest.Lo
         other.wait_for_waiters(key)
         wait_until(
             lambda: other.one(
-                "SELECT now() - min(query_start) > '20ms' FROM pg_stat_activity WHERE wait_event = 'advisory'"
+                "SELECT now() - min(query_start) > '20ms' FROM pg_stat_activity"
+                " WHERE wait_event = 'advisory' AND datname = current_database()"
             )
         )
         other.drop(key)

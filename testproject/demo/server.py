@@ -64,11 +64,12 @@ def state_of(name: str) -> str | None:
 
 
 def has_tried(name: str) -> bool:
-    """Tell whether the last thing that the session of a process did was to try for a lock."""
+    """Tell whether the last thing that the session of a process did was to try for a lock, in vain."""
     return bool(
         ask(
-            "SELECT true FROM pg_stat_activity"
-            " WHERE application_name = %s AND state = 'idle' AND query LIKE '%%pg_try_advisory_lock%%'",
+            "SELECT true FROM pg_stat_activity a"
+            " WHERE application_name = %s AND state = 'idle' AND query LIKE '%%pg_try_advisory_lock%%'"
+            " AND NOT EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.locktype = 'advisory')",
             NAME_PREFIX + name,
         )
     )
