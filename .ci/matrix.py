@@ -23,8 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".ci" / "work"
 # Every entry brings its own server.
 CHOSEN = re.compile("DATABASE_URL|DJANGO_SETTINGS_MODULE|EMBEDDED_POSTGRES_BINDIR|PG[A-Z]+|PYTHON[A-Z]+|VIRTUAL_ENV")
-# What the versions make no difference to is left to `make test`.
-TESTS = ("-m", "not slow", "--ignore", "tests/test_embedded_postgres.py", "--ignore", "tests/test_packaging.py")
+# What the versions make no difference to is left to `make test`; what depends on the server's alone is tried on the
+# newest there, and here on the other one.
+LEFT_OUT = ("embedded_postgres", "packaging")
+OF_THE_SERVER = ("contention", "faults", "poolers", "semaphores", "several")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ class Entry:
     @property
     def name(self) -> str:
         return ", ".join((f"Python {self.python}", *self.requirements, f"PostgreSQL {self.postgres}"))
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        left_out = LEFT_OUT if self.postgres == "of the system" else (*LEFT_OUT, *OF_THE_SERVER)
+        return ("-m", "not slow", *(f"--ignore=tests/test_{name}.py" for name in left_out))
 
     @property
     def directory(self) -> Path:
@@ -122,7 +129,7 @@ def run(entry: Entry) -> int:
 
         install = (python, "-m", "pip", "install", "-qq", "--editable", ".[test]", *extra, *entry.requirements)
         try:
-            return call(base, "-m", "venv", ".venv") or call(*install) or call(python, "-m", "pytest", *TESTS)
+            return call(base, "-m", "venv", ".venv") or call(*install) or call(python, "-m", "pytest", *entry.tests)
         finally:
             call(python, "-m", "testproject.embedded_postgres", "wipe")
 
