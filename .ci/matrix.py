@@ -23,10 +23,11 @@ ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".ci" / "work"
 # Every entry brings its own server.
 CHOSEN = re.compile("DATABASE_URL|DJANGO_SETTINGS_MODULE|EMBEDDED_POSTGRES_BINDIR|PG[A-Z]+|PYTHON[A-Z]+|VIRTUAL_ENV")
-# What the versions make no difference to is left to `make test`; what depends on the server's alone is tried on the
-# newest there, and here on the other one.
+# What the versions make no difference to is left to `make test`. What depends on the server's alone is tried on the
+# newest there, and here on the other one; what depends on Python's and Django's alone on the oldest and the newest.
 LEFT_OUT = ("embedded_postgres", "packaging")
 OF_THE_SERVER = ("contention", "faults", "poolers", "semaphores", "several")
+OF_THE_CLIENT = ("async", "dedicated", "environments")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Entry:
     python: str
     requirements: tuple[str, ...]
     postgres: str = "18"
+    is_edge: bool = False
 
     @property
     def name(self) -> str:
@@ -43,7 +45,11 @@ class Entry:
 
     @property
     def tests(self) -> tuple[str, ...]:
-        left_out = LEFT_OUT if self.postgres == "of the system" else (*LEFT_OUT, *OF_THE_SERVER)
+        left_out = [*LEFT_OUT]
+        if self.postgres != "of the system":
+            left_out += OF_THE_SERVER
+        if not self.is_edge:
+            left_out += OF_THE_CLIENT
         return ("-m", "not slow", *(f"--ignore=tests/test_{name}.py" for name in left_out))
 
     @property
@@ -53,10 +59,10 @@ class Entry:
 
 MATRIX = (
     # The oldest of everything that Django 5.2 allows.
-    Entry("3.10", ("Django==5.2", "psycopg[binary,pool]==3.1.12")),
+    Entry("3.10", ("Django==5.2", "psycopg[binary,pool]==3.1.12"), is_edge=True),
     Entry("3.11", ("Django~=5.2.0",), "of the system"),
     Entry("3.12", ("Django~=6.0.0",)),
-    Entry("3.13", ("Django~=6.1.0",)),
+    Entry("3.13", ("Django~=6.1.0",), is_edge=True),
 )
 
 
