@@ -14,6 +14,7 @@ import os
 import random
 import re
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -2139,7 +2140,9 @@ class Server:
     def wait_until_up(self) -> None:
         def is_up() -> bool:
             assert self.process.poll() is None, self.process.stderr and self.process.stderr.read()
-            return os.path.exists(self.path)
+            # The file is there before anybody listens.
+            with socket.socket(socket.AF_UNIX) as client:
+                return client.connect_ex(str(self.path)) == 0
 
         wait_until(is_up, "the server is up")
 
