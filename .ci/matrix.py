@@ -24,7 +24,7 @@ WORK = ROOT / ".ci" / "work"
 # Every entry brings its own server.
 CHOSEN = re.compile("DATABASE_URL|DJANGO_SETTINGS_MODULE|EMBEDDED_POSTGRES_BINDIR|PG[A-Z]+|PYTHON[A-Z]+|VIRTUAL_ENV")
 # What the versions make no difference to is left to `make test`. What depends on the server's alone is tried on the
-# newest there, and here on the other one; what depends on Python's and Django's alone on the oldest and the newest.
+# newest there, and here on the other one; what depends on Python's and Django's alone on the oldest or the newest.
 LEFT_OUT = ("embedded_postgres", "packaging")
 OF_THE_SERVER = ("contention", "faults", "poolers", "semaphores", "several")
 OF_THE_CLIENT = ("async", "dedicated", "environments")
@@ -37,7 +37,7 @@ class Entry:
     python: str
     requirements: tuple[str, ...]
     postgres: str = "18"
-    is_edge: bool = False
+    also: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -48,8 +48,7 @@ class Entry:
         left_out = [*LEFT_OUT]
         if self.postgres != "of the system":
             left_out += OF_THE_SERVER
-        if not self.is_edge:
-            left_out += OF_THE_CLIENT
+        left_out += [name for name in OF_THE_CLIENT if name not in self.also]
         return ("-m", "not slow", *(f"--ignore=tests/test_{name}.py" for name in left_out))
 
     @property
@@ -59,10 +58,10 @@ class Entry:
 
 MATRIX = (
     # The oldest of everything that Django 5.2 allows.
-    Entry("3.10", ("Django==5.2", "psycopg[binary,pool]==3.1.12"), is_edge=True),
+    Entry("3.10", ("Django==5.2", "psycopg[binary,pool]==3.1.12"), also=("environments",)),
     Entry("3.11", ("Django~=5.2.0",), "of the system"),
     Entry("3.12", ("Django~=6.0.0",)),
-    Entry("3.13", ("Django~=6.1.0",), is_edge=True),
+    Entry("3.13", ("Django~=6.1.0",), also=("async", "dedicated")),
 )
 
 
