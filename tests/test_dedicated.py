@@ -7,7 +7,6 @@ import contextlib
 import gc
 import os
 import random
-import select
 import signal
 import socket
 import sys
@@ -49,12 +48,15 @@ from django_advisory_lock import (
     try_advisory_lock,
 )
 from django_advisory_lock.sessions import attach
+from tests.proxy import Proxy
+from tests.server import new_server
 from tests.support import (
     LIMIT,
     OtherSession,
     Thread,
     backend_pid,
     extra_alias,
+    in_child,
     output,
     parameters,
     spawn,
@@ -791,27 +793,6 @@ class TestOwners:
         assert other.is_free(lock_key(name))
 
 
-def in_child(function: Callable[[], object]) -> str:
-    """Return the repr of a function's result in a forked child, which ends without any clean-up."""
-    read, write = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: fork with threads
-        pid = os.fork()
-    if pid == 0:  # pragma: no cover - measured in the parent only
-        try:
-            answer = repr(function())
-        except BaseException as error:
-            answer = f"raised {error!r}"
-        os.write(write, answer.encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        assert select.select([pipe], [], [], LIMIT)[0], "the child does not end"
-        answer = pipe.read()
-    os.waitpid(pid, 0)
-    return answer
-
-
 class TestFork:
     def test_a_child_leaves_the_lock_alone(self, name: str, other: OtherSession) -> None:
         with advisory_lock(name, dedicated=True) as lock:
@@ -1130,7 +1111,7 @@ with advisory_lock(sys.argv[1], dedicated=True) as lock:
 
 @pytest.fixture
 def server() -> Iterator[Any]:
-    with pytest.importorskip("tests.server").new_server() as server:
+    with new_server() as server:
         yield server
 
 
@@ -1155,7 +1136,7 @@ class TestServer:
 
     def test_a_way_that_is_cut(self, server: Any, name: str, other: OtherSession) -> None:
         """Reset by something on the way: the holder knows at once; keepalives are set for what says nothing."""
-        with pytest.importorskip("tests.proxy").Proxy(server.socket) as proxy:
+        with Proxy(server.socket) as proxy:
             with server.alias("cut", **proxy.settings) as alias:
                 with pytest.raises(LockLost), advisory_lock(name, using=alias, dedicated=True) as lock:
                     with socket.socket(fileno=os.dup(session_of(lock).connection.fileno())) as link:

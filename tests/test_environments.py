@@ -9,7 +9,6 @@ import gc
 import logging
 import os
 import pickle
-import signal
 import threading
 import warnings
 import weakref
@@ -48,7 +47,19 @@ from django_advisory_lock import (
     lock_key,
     try_advisory_lock,
 )
-from tests.support import LIMIT, OtherSession, Thread, backend_pid, extra_alias, output, spawn, value, wait_until
+from tests.support import (
+    LIMIT,
+    OtherSession,
+    Thread,
+    backend_pid,
+    extra_alias,
+    fork,
+    in_child,
+    output,
+    spawn,
+    value,
+    wait_until,
+)
 from tests.testapp.models import Account
 
 
@@ -69,36 +80,8 @@ ways = pytest.mark.parametrize("way", WAYS)
 # Forks
 
 
-def fork() -> int:
-    """Fork. The child dies for certain: at the latest by the alarm."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: fork with threads
-        pid = os.fork()
-    if pid == 0:  # pragma: no cover - a child is not measured
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(int(LIMIT))
-    return pid
-
-
 def wait_for_end(pid: int) -> None:
     wait_until(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid, "the end of the child")
-
-
-def in_child(function: Callable[[], object]) -> str:
-    """Return the repr of a function's result in a forked child, which ends without any clean-up."""
-    read, write = os.pipe()
-    pid = fork()
-    if pid == 0:  # pragma: no cover
-        try:
-            answer = repr(function())
-        except BaseException as error:
-            answer = f"raised {error!r}"
-        os.write(write, answer.encode())
-        os._exit(0)
-    os.close(write)
-    wait_for_end(pid)
-    with os.fdopen(read) as pipe:
-        return pipe.read()
 
 
 @contextlib.contextmanager

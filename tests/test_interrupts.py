@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -206,10 +206,10 @@ def waits_in_a_transaction(name: str) -> None:
         pass
 
 
-def check_free_after(place: Place, name: str, other: OtherSession) -> None:
+def check_free_after(place: Place, keys: Iterable[LockKey], other: OtherSession) -> None:
     """Case 67: free at once; or, where the handle was the caller's to release, with the next lock operation."""
-    key = lock_key(name)
-    if other.is_free(key):
+    held = [key for key in keys if not other.is_free(key)]
+    if not held:
         return
     exit_of_block = ConfiguredLock.__exit__.__code__
     if current_owner().entered:
@@ -218,8 +218,22 @@ def check_free_after(place: Place, name: str, other: OtherSession) -> None:
         assert place[1] - exit_of_block.co_firstlineno < 5
         current_owner().entered.clear()
     gc.collect()
-    with advisory_lock(name, "next"):
-        wait_until(lambda: other.is_free(key), f"free after {place}")
+    with advisory_lock("next"):
+        wait_until(lambda: all(other.is_free(key) for key in held), f"free after {place}")
+
+
+def strike_at_every_line(
+    strike: Callable[[], None], run: Callable[[], None], keys: Iterable[LockKey], other: OtherSession
+) -> None:
+    """Run something again and again, and strike one line later each time, until it comes to its end."""
+    keys = list(keys)
+    for point in range(1, 3000):
+        place = interrupt_at(point, strike, run)
+        if place is None:
+            assert point > 100
+            return
+        check_free_after(place, keys, other)
+    pytest.fail("never ran to its end")
 
 
 USAGES = [
@@ -250,13 +264,7 @@ USAGES = [
 def test_at_every_line(function: Callable[[str], None], interrupt: str, name: str, other: OtherSession) -> None:
     with contextlib.suppress(ZeroDivisionError):
         function(name)
-    for point in range(1, 2000):
-        place = interrupt_at(point, INTERRUPTS[interrupt], lambda: function(name))
-        if place is None:
-            assert point > 100
-            return
-        check_free_after(place, name, other)
-    pytest.fail("never ran to its end")
+    strike_at_every_line(INTERRUPTS[interrupt], lambda: function(name), [lock_key(name)], other)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -285,7 +293,7 @@ def test_at_every_line_of_a_wait(
             assert point > 100
             rival.close()
             return
-        check_free_after(place, name, other)
+        check_free_after(place, [lock_key(name)], other)
     pytest.fail("never ran to its end")
 
 
@@ -329,7 +337,7 @@ def test_in_what_the_library_calls(
         if place is None:
             assert point > 300
             return
-        check_free_after(place, name, other)
+        check_free_after(place, [lock_key(name)], other)
     pytest.fail("never ran to its end")
 
 

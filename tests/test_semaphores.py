@@ -35,12 +35,10 @@ from django_advisory_lock import (
     try_advisory_lock,
     try_advisory_semaphore,
 )
-from django_advisory_lock.configured import ConfiguredLock
-from django_advisory_lock.owners import current_owner
 from django_advisory_lock.sessions import attach
 from django_advisory_lock.slots import slot_key, slot_keys
 from tests.support import LIMIT, OtherSession, Thread, backend_pid, output, spawn, statements, value, wait_until
-from tests.test_interrupts import TimeLimitExceeded, interrupt_at, raises
+from tests.test_interrupts import TimeLimitExceeded, raises, strike_at_every_line
 from tests.test_several import mine
 from tests.test_taking import wrapped
 from tests.testapp.models import Account
@@ -1205,22 +1203,7 @@ def test_an_interrupt_at_every_line(
     run = _OnceBusy(function, other, name) if busy else function
     run(name)
     watched = (*slots_of(name, 2), gate_of(name))
-    exit_of_block = ConfiguredLock.__exit__.__code__
-    for point in range(1, 3000):
-        place = interrupt_at(point, raises(KeyboardInterrupt), lambda: run(name))
-        if place is None:
-            assert point > 100
-            return
-        if all(other.is_free(key) for key in watched):
-            continue
-        if current_owner().entered:
-            assert place[0] is exit_of_block, place
-            assert place[1] - exit_of_block.co_firstlineno < 5
-            current_owner().entered.clear()
-        gc.collect()
-        with advisory_lock(name, "next"):
-            assert all(other.is_free(key) for key in watched), place
-    pytest.fail("never ran to its end")
+    strike_at_every_line(raises(KeyboardInterrupt), lambda: run(name), watched, other)
 
 
 def test_one_lock_beside_a_semaphore(name: str, other: OtherSession) -> None:

@@ -29,7 +29,7 @@ from django_advisory_lock import (
 from django_advisory_lock.holds import _handles
 from django_advisory_lock.owners import current_owner
 from django_advisory_lock.sessions import attach
-from tests.support import OtherSession, Thread, backend_pid, output, spawn, statements, value, wait_until
+from tests.support import OtherSession, Thread, backend_pid, in_child, output, spawn, statements, value, wait_until
 
 
 def drop(lock: LockHandle) -> None:
@@ -324,24 +324,6 @@ class TestDroppedHandles:
 class TestFork:
     """Case: a forked child neither unlocks nor re-enters, and never touches the parent's session."""
 
-    def in_child(self, function: Any) -> str:
-        """Return the repr of a function's result in a forked child, which ends without any clean-up."""
-        read, write = os.pipe()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: fork with threads
-            pid = os.fork()
-        if pid == 0:  # pragma: no cover - measured in the parent only
-            try:
-                answer = repr(function())
-            except BaseException as error:
-                answer = f"raised {error!r}"
-            os.write(write, answer.encode())
-            os._exit(0)
-        os.close(write)
-        os.waitpid(pid, 0)
-        with os.fdopen(read) as pipe:
-            return pipe.read()
-
     def test_a_child_does_not_re_enter(self, name: str, other: OtherSession) -> None:
         with advisory_lock(name) as lock:
             pid = backend_pid()
@@ -349,7 +331,7 @@ class TestFork:
             def try_it() -> tuple[bool, bool]:
                 return try_advisory_lock(name).acquire().acquired, backend_pid() != pid
 
-            assert self.in_child(try_it) == "(False, True)"
+            assert in_child(try_it) == "(False, True)"
             assert lock.is_held()
             assert backend_pid() == pid
 
@@ -360,7 +342,7 @@ class TestFork:
             lock = try_advisory_lock(name).acquire()
             return lock.acquired, backend_pid() != pid
 
-        assert self.in_child(take) == "(True, True)"
+        assert in_child(take) == "(True, True)"
         other.wait_until_free(lock_key(name))  # with the child's own session
         assert backend_pid() == pid
 
@@ -417,7 +399,7 @@ class TestFork:
                     return "timed out"
                 return "got in"
 
-            assert self.in_child(wait) == "'timed out'"
+            assert in_child(wait) == "'timed out'"
 
     def test_a_child_does_not_unlock(self, name: str, other: OtherSession) -> None:
         with advisory_lock(name) as lock:
@@ -429,7 +411,7 @@ class TestFork:
                 drop(lock)
                 return held
 
-            assert self.in_child(leave) == "False"
+            assert in_child(leave) == "False"
             assert not other.is_free(lock_key(name))
             assert lock.is_held()
         assert other.is_free(lock_key(name))
@@ -441,7 +423,7 @@ class TestFork:
                 with advisory_lock(name, "child") as lock:
                     return lock.is_held()
 
-            assert self.in_child(take) == "True"
+            assert in_child(take) == "True"
 
     def test_the_same_in_this_process(self, name: str, other: OtherSession, monkeypatch: pytest.MonkeyPatch) -> None:
         """What a child does, step by step, under another pid."""

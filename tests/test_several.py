@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import random
 import threading
@@ -33,11 +32,9 @@ from django_advisory_lock import (
     model_key,
     try_advisory_lock,
 )
-from django_advisory_lock.configured import ConfiguredLock
-from django_advisory_lock.owners import current_owner
 from django_advisory_lock.sessions import attach
 from tests.support import OtherSession, Thread, backend_pid, output, spawn, statements, value, wait_until
-from tests.test_interrupts import interrupt_at, raises
+from tests.test_interrupts import raises, strike_at_every_line
 from tests.test_taking import wrapped
 from tests.testapp.models import Account, Token
 
@@ -1162,27 +1159,12 @@ def test_an_interrupt_at_every_line(
             other.drop(keys[0])
 
     def run() -> None:
+        if busy:
+            other.take(keys[0])
         try:
             with wrapped(after=free):
                 function(keys)
         finally:
             free("pg_try_advisory")
 
-    exit_of_block = ConfiguredLock.__exit__.__code__
-    for point in range(1, 2000):
-        if busy:
-            other.take(keys[0])
-        place = interrupt_at(point, raises(KeyboardInterrupt), run)
-        if place is None:
-            assert point > 100
-            return
-        if all(other.is_free(key) for key in keys):
-            continue
-        if current_owner().entered:
-            assert place[0] is exit_of_block, place
-            assert place[1] - exit_of_block.co_firstlineno < 5
-            current_owner().entered.clear()
-        gc.collect()
-        with advisory_lock("next"):
-            assert all(other.is_free(key) for key in keys), place
-    pytest.fail("never ran to its end")
+    strike_at_every_line(raises(KeyboardInterrupt), run, keys, other)
