@@ -40,9 +40,16 @@ l.locktype = 'advisory'
 MODES = {False: "ExclusiveLock", True: "ShareLock"}
 
 
+def _function(verb: str, shared: bool, for_transaction: bool = False) -> str:
+    return f"pg_{verb}advisory{'_xact' if for_transaction else ''}_lock{'_shared' if shared else ''}"
+
+
+def _unlock_function(shared: bool) -> str:
+    return f"pg_advisory_unlock{'_shared' if shared else ''}"
+
+
 def _call(verb: str, arity: int, shared: bool, for_transaction: bool) -> str:
-    level = "_xact_lock" if for_transaction else "_lock"
-    return f"pg_{verb}advisory{level}{'_shared' if shared else ''}({_ARGUMENTS[arity]})"
+    return f"{_function(verb, shared, for_transaction)}({_ARGUMENTS[arity]})"
 
 
 def _misrouted(guard: int) -> str:
@@ -117,8 +124,7 @@ def wait_lock_for(arity: int, shared: bool, for_transaction: bool, in_transactio
 @lru_cache(_KEPT)
 def unlock(arity: int, shared: bool, guard: int | None) -> str:
     """Release one session lock. Parameters: key. NULL: misrouted, nothing released."""
-    call = f"pg_advisory_unlock{'_shared' if shared else ''}({_ARGUMENTS[arity]})"
-    return f"SELECT {_guarded(guard, call)}"
+    return f"SELECT {_guarded(guard, f'{_unlock_function(shared)}({_ARGUMENTS[arity]})')}"
 
 
 # Several keys at once. They travel as three arrays of one length: the first number, the second or 0, and the form.
@@ -136,14 +142,6 @@ def arrays(keys: Sequence[LockKey]) -> tuple[str, str, str]:
 
 def _call_either(function: str, a: str, b: str, is_pair: str) -> str:
     return f"CASE WHEN {is_pair} THEN {function}(CAST({a} AS int), {b}) ELSE {function}({a}) END"
-
-
-def _function(verb: str, shared: bool, for_transaction: bool = False) -> str:
-    return f"pg_{verb}advisory{'_xact' if for_transaction else ''}_lock{'_shared' if shared else ''}"
-
-
-def _unlock_function(shared: bool) -> str:
-    return f"pg_advisory_unlock{'_shared' if shared else ''}"
 
 
 def _routed(guard: int | None) -> str:
@@ -181,10 +179,10 @@ def wait_all_for(shared: bool, for_transaction: bool, in_transaction: bool, guar
     armed = f"set_config('lock_timeout', CASE WHEN %s = 0 THEN '0' ELSE {left} END, true)"
     return (
         f"WITH own AS MATERIALIZED (SELECT current_setting('lock_timeout') AS lock_timeout), taken AS MATERIALIZED ("
-        f"SELECT count(CASE WHEN {armed} IS NOT NULL THEN {call} IS NOT NULL END) AS n"
+        f"SELECT bool_and(CASE WHEN {armed} IS NOT NULL THEN {call} IS NOT NULL END) AS ok"
         f" FROM own, unnest({_ASKED}) AS k(a, b, p) WHERE {_routed(guard)})"
-        f" SELECT set_config('lock_timeout', own.lock_timeout, true) IS NOT NULL{_columns(guard, in_transaction)}"
-        f" FROM taken, own WHERE taken.n > 0"
+        f" SELECT set_config('lock_timeout', own.lock_timeout, true) IS NOT NULL AND taken.ok"
+        f"{_columns(guard, in_transaction)} FROM taken, own WHERE taken.ok IS NOT NULL"
     )
 
 
@@ -192,7 +190,7 @@ def wait_all_for(shared: bool, for_transaction: bool, in_transaction: bool, guar
 def unlock_all(shared: bool, guard: int | None) -> str:
     """Release session locks. Parameters: arrays. Row: the positions of keys that were not held; NULL: misrouted."""
     call = _call_either(_unlock_function(shared), "a", "b", "p")
-    failed = f"ARRAY(SELECT i FROM unnest({_ASKED}) WITH ORDINALITY AS k(a, b, p, i) WHERE NOT {call})"
+    failed = f"ARRAY(SELECT i FROM unnest({_ASKED}) WITH ORDINALITY AS k(a, b, p, i) WHERE {call} IS NOT TRUE)"
     return f"SELECT {_guarded(guard, failed)}"
 
 

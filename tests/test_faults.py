@@ -22,6 +22,7 @@ from django_advisory_lock import (
     LockTimeout,
     LockUnsupported,
     advisory_lock,
+    advisory_lock_all,
     lock_key,
     try_advisory_lock,
 )
@@ -759,10 +760,18 @@ class TestStubs:
             for command in commands:
                 raw.execute(command)
 
-    def test_an_unlock_that_does_not_say_true_is_a_loss(self, name: str, server: Server, stub: str) -> None:
-        self.change(server, "DROP FUNCTION stub.pg_advisory_unlock(bigint)")
-        with pytest.raises(LockLost, match="does not hold it"), advisory_lock(name, using=stub):
-            pass
+    @pytest.mark.parametrize("answer", ["false", "NULL"])
+    def test_an_unlock_that_does_not_say_true_is_a_loss(
+        self, answer: str, name: str, server: Server, stub: str
+    ) -> None:
+        self.change(
+            server,
+            "CREATE OR REPLACE FUNCTION stub.pg_advisory_unlock(bigint) RETURNS boolean LANGUAGE plpgsql"
+            f" AS 'BEGIN RETURN {answer}; END'",
+        )
+        for lock in (advisory_lock(name, using=stub), advisory_lock_all(name, f"{name}-2", using=stub)):
+            with pytest.raises(LockLost, match="does not hold it"), lock:
+                pass
 
     @pytest.mark.parametrize("timeout", [None, 5])
     def test_a_wait_that_is_answered_with_null_is_no_lock(
@@ -776,8 +785,10 @@ class TestStubs:
             "CREATE FUNCTION stub.pg_advisory_lock(bigint) RETURNS void LANGUAGE sql AS ''",
             "CREATE OR REPLACE FUNCTION stub.pg_try_advisory_lock(bigint) RETURNS bool LANGUAGE sql AS 'SELECT false'",
         )
-        with pytest.raises((LockNotAcquired, LockUnsupported)), advisory_lock(name, using=stub, timeout=timeout):
-            pytest.fail("the body ran without its lock")
+        several = advisory_lock_all(name, f"{name}-2", using=stub, timeout=timeout)
+        for lock in (advisory_lock(name, using=stub, timeout=timeout), several):
+            with pytest.raises((LockNotAcquired, LockUnsupported)), lock:
+                pytest.fail("the body ran without its lock")
 
 
 class TestStandby:
