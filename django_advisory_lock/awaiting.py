@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from typing import TYPE_CHECKING
@@ -69,18 +68,9 @@ class _Attempt:
         return handle, handle._try_for_task(self.owner, self.started, self.block)
 
     @property
-    def handles(self) -> tuple[LockHandle, ...]:
-        """The handle, and that of the gate where it is for a semaphore."""
-        handle = self.handle
-        return () if handle is None else (getattr(handle, "_gate", handle), handle)
-
-    @property
     def keeps_something(self) -> bool:
         """Whether a lock or a session is to be given up; else there is no thread to wait for."""
-        return any(
-            handle._own_connection is not None or (handle._hold is not None and handle._hold.noted)
-            for handle in self.handles
-        )
+        return self.handle is not None and self.handle._keeps_something
 
     @property
     def is_dedicated(self) -> bool:
@@ -88,10 +78,8 @@ class _Attempt:
 
     def give_up(self) -> None:
         """Give up in the thread what was taken for a task that wants it no more, and may be gone with its loop."""
-        for handle in self.handles:
-            with contextlib.suppress(Exception):
-                handle._finish(self.owner, raised=True)
-            handle._close_own_connection()
+        if self.handle is not None:
+            self.handle._give_up(self.owner)
 
     def forget(self) -> None:
         """Take the block back, if it was opened: its owner would seem to be in it for ever."""

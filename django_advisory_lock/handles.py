@@ -271,6 +271,11 @@ class LockHandle:
                 self._finish(owner or current_owner(), raised=True)
         self._close_own_connection()
 
+    @property
+    def _keeps_something(self) -> bool:
+        """Whether there is a lock, or a session of its own, to be given up."""
+        return self._own_connection is not None or (self._hold is not None and self._hold.noted)
+
     def _warn_unasked(self, error: BaseException | None) -> None:
         message = (
             f"The body of `with try_advisory_lock(…)` ran although {self.key.name!r} on {self.using!r} was not"

@@ -32,6 +32,10 @@ class SemaphoreHandle(LockHandle):
         self._gate = LockHandle((gate,), using, Options(False, "session", tries_only=True), partial(TakeGate, key))
         super().__init__((key,), using, options, partial(TakeSlot, self._gate, slot_keys(key, limit)))
 
+    @property
+    def _keeps_something(self) -> bool:
+        return super()._keeps_something or self._gate._keeps_something
+
     def _give_up(self, owner: Owner | None = None) -> None:
         self._gate._give_up(owner)
         super()._give_up(owner)
