@@ -1682,6 +1682,27 @@ class TestAbandoned:
         with override_settings(ADVISORY_LOCK_NAMESPACE=_stop_at(begun, end)):
             run(main)
 
+    def test_a_coroutine_is_closed_while_its_key_is_made_in_vain(self, name: str, other: OtherSession) -> None:
+        begun, end = threading.Event(), threading.Event()
+        stop = _stop_at(begun, end)
+
+        def namespace() -> str:
+            stop()
+            raise LookupError("no tenant")
+
+        async def main() -> None:
+            coroutine = advisory_lock(name).aacquire()
+            future = coroutine.send(None)
+            await until(begun.is_set)
+            coroutine.close()
+            end.set()
+            await sync_to_async(value)("SELECT 1")
+            assert not granted(other)
+            del future
+
+        with override_settings(ADVISORY_LOCK_NAMESPACE=namespace):
+            run(main)
+
     # The block cannot await its end, and Python says so.
     @pytest.mark.filterwarnings("ignore:Exception ignored in. <coroutine:pytest.PytestUnraisableExceptionWarning")
     def test_the_loop_is_closed_inside_the_block(self, name: str, other: OtherSession) -> None:

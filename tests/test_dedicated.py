@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import psycopg
 import pytest
@@ -554,6 +555,16 @@ class TestLost:
         with pytest.raises(LockLost):
             lock.release()
         assert lock.lost.is_set()
+
+    def test_one_whose_handle_has_just_been_dropped(self, name: str, other: OtherSession) -> None:
+        """Nobody is left to be told."""
+        watcher = dedicated._Watcher()
+        raw = psycopg.connect(**parameters())
+        watcher.watched[raw.fileno()] = ref(raw), ref(threading.Event())
+        number = raw.fileno()
+        raw.close()
+        assert not watcher._look(number)
+        assert not watcher.watched
 
     def test_nothing_is_asked(self, name: str, other: OtherSession) -> None:
         """The server sees an idle session, whatever is waited for."""
