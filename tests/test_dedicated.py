@@ -373,7 +373,11 @@ class TestTaking:
         with other_holds(other, name):
             thread = Thread(lambda: advisory_lock(name, dedicated=True).acquire())
             other.wait_for_waiters(key)
-            other.one("SELECT pg_cancel_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+            other.one(
+                "SELECT pg_cancel_backend(pid) FROM pg_locks"
+                " WHERE locktype = 'advisory' AND NOT granted AND database ="
+                " (SELECT oid FROM pg_database WHERE datname = current_database())"
+            )
             with pytest.raises(LockNotAcquired):
                 thread.result()
         assert other.is_free(key)
