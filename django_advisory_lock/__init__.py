@@ -11,6 +11,8 @@ from .exceptions import (
     PoolerDetected,
 )
 from .guards.command import AdvisoryLockCommandMixin
+from .guards.job import AdvisoryLockJobMixin
+from .guards.view import AdvisoryLockViewMixin, lock_view
 from .handles import LockHandle
 from .keys import KeyLike, LockKey, crc32_key, lock_key, model_key
 from .locks import AdvisoryLock, TryAdvisoryLock, advisory_lock, advisory_lock_all, try_advisory_lock
@@ -20,6 +22,8 @@ __all__ = [
     "AdvisoryLock",
     "AdvisoryLockCommandMixin",
     "AdvisoryLockError",
+    "AdvisoryLockJobMixin",
+    "AdvisoryLockViewMixin",
     "KeyLike",
     "LockDeadlock",
     "LockHandle",
@@ -36,6 +40,7 @@ __all__ = [
     "advisory_semaphore",
     "crc32_key",
     "lock_key",
+    "lock_view",
     "model_key",
     "try_advisory_lock",
     "try_advisory_semaphore",

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 HeldScope = Literal["session", "transaction"]
 
 
+def _nobody() -> None:
+    return None
+
+
 # Kept here, so that a reference outlives what it watches: of all that is collected at once, none calls back.
 _handles: dict[int, ref[LockHandle]] = {}
 
@@ -41,7 +45,7 @@ class Hold:
         self.session = session
         self.connection = ref(connection)
         self.using = connection.alias
-        self.owner = ref(owner)
+        self.owner: Callable[[], Owner | None] = ref(owner)
         self.keys = keys
         self.shared = shared
         self.scope = scope
@@ -63,6 +67,14 @@ class Hold:
     def unwatch(self) -> None:
         """Let the handle go."""
         _handles.pop(id(self), None)
+
+    def disclaim(self) -> None:
+        """Belong to nobody any more: none may nest in the lock, and whoever has its handle may end it."""
+        with self.session.mutex:
+            owner = self.owner()
+            if owner is not None:
+                owner.forget(self)
+            self.owner = _nobody
 
     @property
     def is_dedicated(self) -> bool:

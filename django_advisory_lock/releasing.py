@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.db import Error, connections
 
@@ -12,6 +12,8 @@ from .exceptions import LockLost
 from .notices import logger, names
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from django.db.backends.base.base import BaseDatabaseWrapper
 
     from .holds import Hold
@@ -29,7 +31,7 @@ def release(hold: Hold, savepoint: transactions.BodySavepoint | None = None, *, 
         if not hold.noted:
             return  # released inside its block
         raw = session.raw()
-        if raw is None or raw.closed or connection is None or connection.connection is not raw:
+        if raw is None or connection is None or not is_open(hold):
             session.disown(hold)
             if connection is not None:
                 sessions.close_if_dead(connection)
@@ -66,7 +68,7 @@ def _unlock(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection) -> 
         )
         return True
     key, *others = hold.keys
-    with transactions.open_cursor(connection) as cursor:
+    with _cursor(connection, raw) as cursor:
         if others:
             cursor.execute(sql.unlock_all(hold.shared, hold.pid), sql.arrays(hold.keys))
             answer = bool(cursor.fetchone()[0] == [])
@@ -77,6 +79,11 @@ def _unlock(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection) -> 
     if hold.session.abandoned or hold.session.doubts:
         hold.session.settle(connection)
     return answer
+
+
+def _cursor(connection: BaseDatabaseWrapper, raw: RawConnection) -> AbstractContextManager[Any]:
+    """Return Django's cursor; over the connection of another thread psycopg's, which keeps threads apart itself."""
+    return transactions.open_cursor(connection) if sessions.is_of_this_thread(connection) else raw.cursor()
 
 
 def _free(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection, error: BaseException) -> None:
@@ -93,6 +100,19 @@ def lost(hold: Hold, reason: str) -> LockLost:
     message = f"The lock {names(hold.keys)} on {hold.using!r} was lost: {reason}. Others may have held it since."
     logger.error("%s", message)
     return LockLost(message, key=hold.keys[0], using=hold.using)
+
+
+def is_open(hold: Hold) -> bool:
+    """Whether the session of a lock is still there, under its alias."""
+    raw, connection = hold.session.raw(), hold.connection()
+    return raw is not None and not raw.closed and connection is not None and connection.connection is raw
+
+
+def end_body(hold: Hold, savepoint: transactions.BodySavepoint | None) -> None:
+    """End the savepoint of a body whose lock goes on."""
+    raw, connection = hold.session.raw(), hold.connection()
+    if savepoint is not None and raw is not None and connection is not None:
+        savepoint.end(connection, raw, raised=False)
 
 
 def is_inherited(hold: Hold) -> bool:
@@ -128,9 +148,8 @@ def is_held(hold: Hold) -> bool:
 
 def end_transaction_block(hold: Hold) -> None:
     """Raise LockLost where a transaction lock is gone before its block ends. Asks the server only in doubt."""
-    raw, connection = hold.session.raw(), hold.connection()
-    is_open = raw is not None and not raw.closed and connection is not None and connection.connection is raw
-    if raw is None or not is_open or not hold.noted:
+    raw = hold.session.raw()
+    if raw is None or not is_open(hold) or not hold.noted:
         raise lost(hold, "its transaction has ended")
     # In a failed transaction nothing can be asked, and nothing that was written under the lock is committed.
     if not hold.is_certain and not transactions.is_failed(raw) and not is_held(hold):

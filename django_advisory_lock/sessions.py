@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, ref
 
 import psycopg
 from django.conf import settings
-from django.db import connections
+from django.db import DatabaseError, connections
 from django.utils.connection import ConnectionDoesNotExist
 from psycopg.pq import TransactionStatus
 
@@ -306,9 +306,19 @@ def end(connection: BaseDatabaseWrapper, session: Session) -> None:
             connection.close()
 
 
+def is_of_this_thread(connection: BaseDatabaseWrapper) -> bool:
+    """Whether Django lets this thread use the connection."""
+    try:
+        connection.validate_thread_sharing()
+    except DatabaseError:
+        return False
+    return True
+
+
 def close_if_dead(connection: BaseDatabaseWrapper) -> None:
     """Let the alias reconnect after its session died; inside `atomic()` that is for the outermost block to do."""
-    if connection.connection is not None and connection.connection.closed and not connection.in_atomic_block:
+    is_dead = connection.connection is not None and connection.connection.closed
+    if is_dead and not connection.in_atomic_block and is_of_this_thread(connection):
         connection.close()
 
 

@@ -1,16 +1,136 @@
-"""What the guards share."""
+"""What the guards share: a lock around the calls of a function, and the order of the bases of a class."""
 
 from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from asgiref.sync import iscoroutinefunction
+
+from .. import hops
+from ..awaiting import take_in_task
+from ..decorating import finished
+from ..exceptions import LockTimeout
+from ..owners import current_owner, task_owner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..handles import LockHandle
+    from ..locks import AdvisoryLock
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class Guard:
+    """A lock around the calls of a function, and what is done instead of a call where the lock is busy.
+
+    Busy is `LockTimeout`, raised by the attempt of the guard itself. Every other error passes through, and so does the
+    same one from the function that makes the key, or from the body.
+    """
+
+    def __init__(self, lock: AdvisoryLock) -> None:
+        self.lock = lock
+
+    def covers(self, *args: Any) -> bool:
+        """Whether a call needs the lock."""
+        return True
+
+    def begin(self, handle: LockHandle) -> None:
+        """Called when the lock is held, before the function is."""
+
+    def busy(self, error: LockTimeout, *args: Any, **kwargs: Any) -> Any:
+        """Called instead of the function, and returns what it would; for a coroutine function also an awaitable."""
+        raise NotImplementedError
+
+    def is_asynchronous(self, function: Any) -> bool:
+        """Whether a call returns an awaitable; an object may be marked so, or its `__call__`."""
+        return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+    def outlasts(self, result: Any) -> bool:
+        """Whether what a call returned still needs the lock."""
+        return False
+
+    def hand_over(self, result: Any, handle: LockHandle) -> bool:
+        """Let the lock go on with the result; tell whether it does. Called in the thread that took it."""
+        raise NotImplementedError
+
+    def around(self, function: F) -> F:
+        """Return the function with the lock around its calls."""
+
+        @functools.wraps(function)
+        def locked(*args: Any, **kwargs: Any) -> Any:
+            if not self.covers(*args):
+                return function(*args, **kwargs)
+            handle = self._attempt(args, kwargs)
+            if isinstance(handle, LockTimeout):
+                return self.busy(handle, *args, **kwargs)
+            with contextlib.ExitStack() as block:
+                block.enter_context(handle)
+                self.begin(handle)
+                result = finished(function(*args, **kwargs))
+                if self.outlasts(result) and self.hand_over(result, handle):
+                    block.pop_all()
+                return result
+
+        @functools.wraps(function)
+        async def alocked(*args: Any, **kwargs: Any) -> Any:
+            if not self.covers(*args):
+                return await function(*args, **kwargs)
+            handle = await self._aattempt(args, kwargs)
+            if isinstance(handle, LockTimeout):
+                answer = self.busy(handle, *args, **kwargs)
+                return await answer if inspect.isawaitable(answer) else answer
+            async with contextlib.AsyncExitStack() as block:
+                await block.enter_async_context(handle)
+                self.begin(handle)
+                result = finished(await function(*args, **kwargs))
+                if self.outlasts(result) and await hops.finish(lambda: self.hand_over(result, handle)):
+                    block.pop_all()
+                return result
+
+        return cast("F", alocked if self.is_asynchronous(function) else locked)
+
+    def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LockHandle | LockTimeout:
+        handle = self.lock._handle_for_call(args, kwargs)
+        try:
+            return handle._enter(current_owner())
+        except LockTimeout as error:
+            return error
+
+    async def _aattempt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LockHandle | LockTimeout:
+        has_key = False
+
+        def make_handle() -> LockHandle:
+            nonlocal has_key
+            handle = self.lock._handle_for_call(args, kwargs)
+            has_key = True
+            return handle
+
+        try:
+            return await take_in_task(make_handle, task_owner(), (None, 0))
+        except LockTimeout as error:
+            if not has_key:
+                raise
+            return error
 
 
 def refuse_hidden_hook(cls: type, mixin: type, hook: str) -> None:
     """Raise TypeError where a base that knows nothing of the mixin comes first and defines the method with the lock.
 
-    Its method would be found first, and the class would run unlocked in silence.
+    Its method would be found first, and the class would run unlocked in silence. One that calls `super()` goes on to
+    the mixin's.
     """
     for base in cls.__mro__[1 : cls.__mro__.index(mixin)]:
-        if hook in vars(base) and not issubclass(base, mixin):
+        if hook in vars(base) and not issubclass(base, mixin) and not _calls_super(vars(base)[hook]):
             raise TypeError(
                 f"{cls.__qualname__}: {base.__qualname__} comes before {mixin.__qualname__} and defines {hook}(), so"
                 f" nothing would be locked. Name {mixin.__qualname__} first."
             )
+
+
+def _calls_super(method: Any) -> bool:
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    return code is not None and "super" in code.co_names

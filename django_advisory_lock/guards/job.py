@@ -1,0 +1,111 @@
+"""A guard for jobs: of two workers that are given the same job one works, and the other skips it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+
+from ..locks import advisory_lock
+from ..notices import logger
+from .base import Guard, refuse_hidden_hook
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from typing_extensions import Self
+
+    from ..exceptions import LockTimeout
+    from ..keys import KeyLike
+
+
+class AdvisoryLockJobMixin:
+    """Run a job under an advisory lock, or skip it where the lock is busy. Name this class before the job's own base.
+
+    The lock is taken around `run()`, or the method that `lock_method` names, synchronous or not, wherever in the class
+    or its bases it is defined; a call of `super().run()` inside takes nothing more. The key is `lock_key`, or what
+    `get_lock_key()` returns, by default the class: one lock for each job, whatever its arguments. `lock_timeout` is in
+    seconds or a timedelta: 0 tries once, None waits for ever. What is busy is skipped: that is logged, and the result
+    is None; override `handle_lock_busy()` to do something else, such as to try again later.
+
+    The lock is a session lock, free right after the job; inside a transaction it lasts until the COMMIT. The errors
+    are those of `advisory_lock()`.
+    """
+
+    lock_key: KeyLike | None = None
+    lock_timeout: float | timedelta | None = 0
+    lock_using: str | None = None
+    lock_shared: bool = False
+    lock_method: str = "run"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_hidden_hook(cls, AdvisoryLockJobMixin, cls.lock_method)
+        method = inspect.getattr_static(cls, cls.lock_method, None)
+        is_abstract = method is None or getattr(method, "__isabstractmethod__", False)
+        if not is_abstract and not isinstance(method, _LockedMethod):
+            setattr(cls, cls.lock_method, _LockedMethod(cls, cls.lock_method, method))
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if not hasattr(cls, cls.lock_method):
+            raise TypeError(f"{cls.__qualname__} has no {cls.lock_method}(): name the method to lock in lock_method.")
+        new = super().__new__
+        return new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
+
+    def get_lock_key(self, *args: Any, **kwargs: Any) -> KeyLike:
+        """Return the key of this run; the arguments are those of `run()`."""
+        cls = type(self)
+        return ("job", f"{cls.__module__}.{cls.__qualname__}") if self.lock_key is None else self.lock_key
+
+    def handle_lock_busy(self, error: LockTimeout, *args: Any, **kwargs: Any) -> Any:
+        """Called instead of `run()` where the lock is busy, and returns what it would; may be a coroutine function."""
+        logger.info("%s was skipped. %s", type(self).__qualname__, error)
+        return None
+
+
+class _LockedMethod:
+    """The method of a class that runs under the lock: its own, or what it inherits."""
+
+    def __init__(self, cls: type, name: str, method: Any) -> None:
+        self.cls = cls
+        self.name = name
+        self.own = vars(cls).get(name)
+        functools.update_wrapper(self, getattr(method, "__func__", method))  # type: ignore[arg-type]
+
+    def __get__(self, job: Any, cls: type[AdvisoryLockJobMixin]) -> Any:
+        method = self._find(cls)
+        bound = method.__get__(job, cls) if hasattr(method, "__get__") else method
+        if inspect.getattr_static(cls, cls.lock_method) is not self:
+            return bound  # a subclass has one of its own, which calls this one with super(), inside the lock
+        if job is None:
+            return self._of_class(cls, bound, is_static=isinstance(method, (classmethod, staticmethod)))
+        return _JobGuard(job).around(bound)
+
+    def _find(self, cls: type) -> Any:
+        if self.own is not None:
+            return self.own
+        # Anew each time: the bases of a subclass may come in between.
+        after = cls.__mro__[cls.__mro__.index(self.cls) + 1 :]
+        return next(vars(base)[self.name] for base in after if self.name in vars(base))
+
+    def _of_class(self, cls: type[AdvisoryLockJobMixin], function: Any, *, is_static: bool) -> Any:
+        """Return what `Job.run` is: it needs a job for its key, which a static method is not called with."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            job, *others = (cls(), *args) if is_static else args
+            return self.__get__(job, type(job))(*others, **kwargs)
+
+        return markcoroutinefunction(call) if iscoroutinefunction(function) else call
+
+
+class _JobGuard(Guard):
+    """A lock around one job."""
+
+    def __init__(self, job: AdvisoryLockJobMixin) -> None:
+        super().__init__(
+            advisory_lock(job.get_lock_key, using=job.lock_using, timeout=job.lock_timeout, shared=job.lock_shared)
+        )
+        self.busy = job.handle_lock_busy  # type: ignore[method-assign]

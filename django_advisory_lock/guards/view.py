@@ -1,0 +1,275 @@
+"""A guard for views: of two requests for the same thing one works, and the other is told to come back later."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpResponse, JsonResponse
+from django.template import TemplateDoesNotExist, loader
+from django.template.response import TemplateResponse
+from django.utils.cache import patch_vary_headers
+from django.utils.html import format_html
+from django.utils.translation import get_language, gettext
+from django.views import View
+
+from ..lasting import take_over
+from ..locks import advisory_lock
+from ..notices import logger, warn_caller
+from ..options import seconds
+from .base import Guard, refuse_hidden_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from django.http import HttpRequest
+    from django.http.response import HttpResponseBase
+
+    from ..exceptions import LockTimeout
+    from ..handles import LockHandle
+    from ..keys import KeyLike
+    from ..locks import AdvisoryLock
+    from ..options import Scope
+
+V = TypeVar("V", bound="Callable[..., Any]")
+
+METHODS = frozenset(name.upper() for name in View.http_method_names)
+
+
+def lock_view(
+    *key: KeyLike | Callable[..., KeyLike],
+    using: str | None = None,
+    timeout: float | timedelta | None = 0,
+    shared: bool = False,
+    scope: Scope = "auto",
+    methods: Iterable[str] | None = None,
+    status: int = 409,
+    retry_after: float | timedelta | None = 1,
+) -> Callable[[V], V]:
+    """Return a decorator that runs a view, synchronous or not, under an advisory lock, or answers that it is busy.
+
+    `key` is what `lock_key()` takes, or one function of the request and the arguments of the URL. `timeout` is how
+    long a request waits, in seconds or a timedelta: 0 tries once, None waits for ever, and so long it keeps a worker
+    of the server. `methods` are the HTTP methods that need the lock, by default all but OPTIONS; HEAD goes with GET.
+    A busy view answers with `status` and, unless `retry_after` is None, with a Retry-After header in seconds.
+
+    The lock lasts for the call of the view; under ATOMIC_REQUESTS until the COMMIT; where the response streams, until
+    it is closed. The other options, and the errors, are those of `advisory_lock()`. See
+    https://docs.djangoproject.com/en/stable/topics/db/transactions/#tying-transactions-to-http-requests.
+    """
+    lock = advisory_lock(*key, using=using, timeout=timeout, shared=shared, scope=scope)
+    guard = _ViewGuard(lock, read_methods(methods), read_status(status), read_retry_after(retry_after))
+
+    def decorate(view: V) -> V:
+        check_view(view)
+        return guard.around(view)
+
+    return decorate
+
+
+class AdvisoryLockViewMixin(View):
+    """Run the handlers of a view under an advisory lock, or answer that it is busy. Name this class before `View`.
+
+    The lock is taken around the method that handles the request, `get()` or `post()`, synchronous or not, after the
+    checks for login, permission and throttling: also in the views and viewsets of Django REST framework. The key is
+    `lock_key`, or what `get_lock_key()` returns, which finds `self.request` and `self.kwargs`. The other attributes
+    mean what the arguments of `lock_view()` mean. While the handler runs `held_lock` is the handle of the lock, so
+    that long work can `held_lock.check()`; it is None for a method that needs no lock.
+
+    Raises `ImproperlyConfigured` where there is no key. The other errors are those of `advisory_lock()`.
+    """
+
+    lock_key: KeyLike | None = None
+    lock_timeout: float | timedelta | None = 0
+    lock_using: str | None = None
+    lock_shared: bool = False
+    lock_methods: Iterable[str] | None = None
+    lock_status: int = 409
+    lock_retry_after: float | timedelta | None = 1
+    held_lock: LockHandle | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_hidden_hook(cls, AdvisoryLockViewMixin, "dispatch")
+        read_methods(cls.lock_methods)
+
+    def get_lock_key(self) -> KeyLike:
+        """Return the key for this request."""
+        if self.lock_key is None:
+            raise ImproperlyConfigured(
+                f"{type(self).__qualname__} has no key for its lock: set lock_key, or override get_lock_key()."
+            )
+        return self.lock_key
+
+    def handle_lock_busy(self, error: LockTimeout, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        """Return the response to a request that finds the lock busy; for a coroutine function also an awaitable."""
+        return busy_response(error, request, read_status(self.lock_status), read_retry_after(self.lock_retry_after))
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        # Django and its relatives look the handler up in the end: an attribute of the instance comes before the method.
+        name = str(request.method).lower()
+        handler = getattr(self, name, None) if name in self.http_method_names else None
+        if handler is not None and needs_lock(request, read_methods(self.lock_methods)):
+            setattr(self, name, _HandlerGuard(self).around(handler))
+        return super().dispatch(request, *args, **kwargs)
+
+
+class _StreamGuard(Guard):
+    """A lock around a view, which a streaming response takes over."""
+
+    def is_asynchronous(self, function: Any) -> bool:
+        # In a class of coroutine functions dispatch() and options() are none, and return what the others return.
+        method = function.func if isinstance(function, functools.partial) else function
+        view = getattr(method, "__self__", None)
+        return super().is_asynchronous(function) or (isinstance(view, View) and view.view_is_async)
+
+    def outlasts(self, response: Any) -> bool:
+        return getattr(response, "streaming", False) and not response.closed
+
+    def hand_over(self, response: HttpResponseBase, handle: LockHandle) -> bool:
+        if handle.scope == "transaction":
+            warn_caller(
+                f"The lock {handle.key.name!r} on {handle.using!r} ends with the transaction, before the response is"
+                f" streamed. Make the view @non_atomic_requests, or take a lock in the generator."
+            )
+            return False
+        end = take_over(handle)
+        if end is not None:
+            # Django's list of what a response closes, before it sends request_finished: the connection may be closed
+            # at that signal, or go back to a pool.
+            response._resource_closers.append(end)  # type: ignore[attr-defined]
+        return end is not None
+
+
+class _ViewGuard(_StreamGuard):
+    """A lock around a function."""
+
+    def __init__(
+        self, lock: AdvisoryLock, methods: frozenset[str] | None, status: int, retry_after: int | None
+    ) -> None:
+        super().__init__(lock)
+        self.methods = methods
+        self.status = status
+        self.retry_after = retry_after
+
+    def covers(self, request: Any = None, *args: Any) -> bool:
+        if not hasattr(request, "META"):
+            raise TypeError(_METHOD)
+        return needs_lock(request, self.methods)
+
+    def busy(self, error: LockTimeout, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return busy_response(error, request, self.status, self.retry_after)
+
+
+class _HandlerGuard(_StreamGuard):
+    """A lock around the handler of one request in a class."""
+
+    def __init__(self, view: AdvisoryLockViewMixin) -> None:
+        self.view = view
+        super().__init__(
+            advisory_lock(
+                lambda *args, **kwargs: view.get_lock_key(),
+                using=view.lock_using,
+                timeout=view.lock_timeout,
+                shared=view.lock_shared,
+            )
+        )
+
+    def begin(self, handle: LockHandle) -> None:
+        self.view.held_lock = handle
+
+    def busy(self, error: LockTimeout, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return self.view.handle_lock_busy(error, request, *args, **kwargs)
+
+
+_METHOD = (
+    "lock_view() got no request as its first argument. If it decorates a method, say"
+    " @method_decorator(lock_view(…)), or use AdvisoryLockViewMixin."
+)
+
+
+def check_view(view: object) -> None:
+    """Refuse what would run without the lock, or what is no view."""
+    function = inspect.unwrap(view) if callable(view) else view
+    if isinstance(view, type):
+        raise TypeError(f"lock_view() decorates views, not classes: {view.__qualname__}.as_view(), or use its mixin.")
+    if not callable(view):
+        raise TypeError(f"lock_view() decorates views, not {view!r}. Write @lock_view(…) with a key.")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError("lock_view() decorates views, not generator functions: return a StreamingHttpResponse.")
+    if inspect.isfunction(view) and view.__code__.co_varnames[: view.__code__.co_argcount][:1] == ("self",):
+        raise TypeError(_METHOD)
+
+
+def read_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
+    """Check the names of HTTP methods; None stands for all but OPTIONS."""
+    if methods is None:
+        return None
+    if isinstance(methods, str):
+        raise TypeError(f"The methods that need a lock are a list of names, such as [{methods!r}].")
+    names = frozenset(name.upper() for name in methods)
+    unknown = sorted(names - METHODS)
+    if unknown or not names:
+        found = ", ".join(unknown) or "none at all"
+        raise ValueError(f"The methods that need a lock are some of {', '.join(sorted(METHODS))}, not {found}.")
+    return names | {"HEAD"} if "GET" in names else names
+
+
+def needs_lock(request: HttpRequest, methods: frozenset[str] | None) -> bool:
+    """Whether a request is one that the lock is for."""
+    return request.method != "OPTIONS" if methods is None else request.method in methods
+
+
+def read_status(status: int) -> int:
+    """Check the status of a busy response."""
+    if isinstance(status, bool) or not isinstance(status, int) or not 400 <= status <= 599:
+        raise ValueError(f"The status of a busy view is from 400 to 599, such as 409, 423, 429 or 503, not {status!r}.")
+    return status
+
+
+def read_retry_after(value: float | timedelta | None) -> int | None:
+    """Return the whole seconds of a Retry-After header, or None for no header."""
+    number = seconds(value, "retry_after")
+    return None if number is None else math.ceil(number)
+
+
+def busy_response(error: LockTimeout, request: HttpRequest, status: int, retry_after: int | None) -> HttpResponse:
+    """Answer that somebody else is at it, in HTML or JSON, and without saying who: that is for the log.
+
+    A template named after the status, such as `409.html`, takes the place of the built-in page.
+    """
+    logger.info("%s %s was not run: %s", request.method, request.path, error)
+    text = gettext("This is being done right now, by another request. Please try again in a moment.")
+    # A request of Django REST framework has Django's inside; what it serves is JSON unless asked otherwise.
+    plain = cast("HttpRequest", getattr(request, "_request", request))
+    types = ["text/html", "application/json"] if plain is request else ["application/json", "text/html"]
+    response: HttpResponse
+    if request.get_preferred_type(types) == "application/json":
+        response = JsonResponse({"detail": text}, status=status)
+    else:
+        response = _busy_page(plain, text, status, retry_after)
+    if retry_after is not None:
+        response["Retry-After"] = str(retry_after)
+    patch_vary_headers(response, ["Accept"])
+    return response
+
+
+def _busy_page(request: HttpRequest, text: str, status: int, retry_after: int | None) -> HttpResponse:
+    try:
+        template = loader.get_template(f"{status}.html")
+    except TemplateDoesNotExist:
+        return HttpResponse(format_html(_PAGE, get_language() or "en", gettext("Busy"), text), status=status)
+    return TemplateResponse(request, template, {"message": text, "retry_after": retry_after}, status=status)
+
+
+_PAGE = """<!doctype html>
+<html lang="{0}">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{1}</title></head>
+<body><h1>{1}</h1><p>{2}</p></body>
+</html>
+"""

@@ -1,0 +1,38 @@
+"""A lock that outlasts its block: a streaming response takes it over, and whoever closes the response frees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import releasing
+from .exceptions import LockLost
+from .notices import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .handles import LockHandle
+
+
+def take_over(handle: LockHandle) -> Callable[[], None] | None:
+    """Take a session lock out of its block; what is returned frees it, once, in any thread. None where it is lost.
+
+    Its thread or task goes on to other work, which must not nest in it: from now on the lock belongs to nobody.
+    """
+    hold = handle._hold
+    if hold is None or not releasing.is_open(hold):
+        return None
+    savepoint, handle._savepoint = handle._savepoint, None
+    releasing.end_body(hold, savepoint)
+    hold.disclaim()
+
+    def end() -> None:
+        try:
+            if not releasing.is_inherited(hold):
+                releasing.release(hold)
+        except LockLost:
+            handle.lost.set()  # which is logged
+        except Exception:
+            logger.exception("The lock %r on %r could not be released.", handle.key.name, handle.using)
+
+    return end
