@@ -28,7 +28,7 @@ demo: $(installed)
 # Coverage of everything is shown, that of the package is required.
 test: $(installed)
 	@rm -f .coverage .coverage.*
-	@COVERAGE_PROCESS_START=pyproject.toml PYTHONDEVMODE=1 $(python) -m pytest -n 4 --dist loadfile
+	@COVERAGE_PROCESS_START=pyproject.toml PYTHONDEVMODE=1 $(python) -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 	@$(python) -m coverage combine -q
 	@$(python) -m coverage report --include='tests/*'
 	@$(python) -m coverage report --include='django_advisory_lock/*' --fail-under=100

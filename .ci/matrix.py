@@ -23,11 +23,12 @@ ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".ci" / "work"
 # Every entry brings its own server.
 CHOSEN = re.compile("DATABASE_URL|DJANGO_SETTINGS_MODULE|EMBEDDED_POSTGRES_BINDIR|PG[A-Z]+|PYTHON[A-Z]+|VIRTUAL_ENV")
-# What the versions make no difference to is left to `make test`. What depends on the server's alone is tried on the
-# newest there, and here on the other one; what depends on Python's and Django's alone on the oldest or the newest.
-LEFT_OUT = ("embedded_postgres", "packaging")
+# What the versions make no difference to is left to `make test`, and what each of them matters to is tried once more on
+# the oldest or the newest, or on the other server.
+LEFT_OUT = ("docs", "embedded_postgres", "packaging")
 OF_THE_SERVER = ("contention", "faults", "poolers", "semaphores", "several")
-OF_THE_CLIENT = ("async", "dedicated", "environments")
+OF_THE_CLIENT = ("async", "dedicated", "environments", "interrupts")
+OF_BOTH = ("inspection", "keys", "locks", "model", "releasing", "sql", "taking")
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,10 @@ class Entry:
 
     @property
     def tests(self) -> tuple[str, ...]:
-        left_out = [*LEFT_OUT]
-        if self.postgres != "of the system":
-            left_out += OF_THE_SERVER
-        left_out += [name for name in OF_THE_CLIENT if name not in self.also]
-        return ("-m", "not slow", *(f"--ignore=tests/test_{name}.py" for name in left_out))
+        if self.postgres == "of the system":
+            return ("-m", "not slow", *(f"tests/test_{name}.py" for name in (*OF_THE_SERVER, *OF_BOTH)))
+        left_out = {*LEFT_OUT, *OF_THE_SERVER, *OF_THE_CLIENT} - {*self.also}
+        return ("-m", "not slow", *(f"--ignore=tests/test_{name}.py" for name in sorted(left_out)))
 
     @property
     def directory(self) -> Path:
@@ -58,7 +58,7 @@ class Entry:
 
 MATRIX = (
     # The oldest of everything that Django 5.2 allows.
-    Entry("3.10", ("Django==5.2", "psycopg[binary,pool]==3.1.12"), also=("environments",)),
+    Entry("3.10", ("Django==5.2", "psycopg[binary,pool]==3.1.12"), also=("environments", "interrupts")),
     Entry("3.11", ("Django~=5.2.0",), "of the system"),
     Entry("3.12", ("Django~=6.0.0",)),
     Entry("3.13", ("Django~=6.1.0",), also=("async", "dedicated")),

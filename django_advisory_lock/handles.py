@@ -208,6 +208,7 @@ class LockHandle:
             self._open_block(owner, lock, frame)
             return self
         except BaseException:
+            owner.forget_block(lock, self)
             self._give_up(owner)
             raise
 

@@ -15,6 +15,7 @@ from django.db import connections
 from django.test.utils import setup_databases, teardown_databases
 from pytest_django import DjangoDbBlocker
 
+from django_advisory_lock.owners import current_owner
 from tests.support import OtherSession, parameters
 
 # What was set for the processes that run tests, several beside each other, is not for those that tests start.
@@ -32,6 +33,17 @@ def pytest_report_header() -> str:
         server = raw.info.parameter_status("server_version")
     driver = f"psycopg {psycopg.__version__} ({psycopg.pq.__impl__}), psycopg_pool {psycopg_pool.__version__}"
     return f"versions: Django {django.__version__}, {driver}, PostgreSQL {server}"
+
+
+# What takes longest, and would else be what the last of several processes is still at when the others are done.
+LONGEST = ("interrupts", "async", "dedicated", "environments", "demo", "embedded_postgres", "semaphores", "several")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest."""
+    names = [f"test_{name}" for name in LONGEST]
+    items.sort(key=lambda item: names.index(item.path.stem) if item.path.stem in names else len(names))
 
 
 @pytest.fixture(scope="session")
@@ -79,3 +91,4 @@ def other(django_db_setup: None) -> Iterator[OtherSession]:
                 " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
             ).fetchall()
         assert left == []
+    assert not current_owner().entered, "a block was never left"

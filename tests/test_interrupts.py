@@ -209,14 +209,14 @@ def waits_in_a_transaction(name: str) -> None:
 def check_free_after(place: Place, keys: Iterable[LockKey], other: OtherSession) -> None:
     """Case 67: free at once; or, where the handle was the caller's to release, with the next lock operation."""
     held = [key for key in keys if not other.is_free(key)]
-    if not held:
-        return
     exit_of_block = ConfiguredLock.__exit__.__code__
     if current_owner().entered:
         # Python can be interrupted before the first line of any __exit__: the block was never told that it ended.
         assert place[0] is exit_of_block
         assert place[1] - exit_of_block.co_firstlineno < 5
         current_owner().entered.clear()
+    if not held:
+        return
     gc.collect()
     with advisory_lock("next"):
         wait_until(lambda: all(other.is_free(key) for key in held), f"free after {place}")
