@@ -238,6 +238,12 @@ SOURCE = "\n".join(
 )
 
 
+MIXINS: dict[str, type] = {
+    "docs/jobs.md": django_advisory_lock.AdvisoryLockJobMixin,
+    "docs/views.md": django_advisory_lock.AdvisoryLockViewMixin,
+}
+
+
 class TestNames:
     """What a page calls a setting, an option or an attribute is one."""
 
@@ -260,7 +266,7 @@ class TestNames:
         """A word alone in the first cell of a row whose column is called after what it names."""
         for header, name in first_cells(page):
             if header in ("attribute", "hook"):
-                assert hasattr(django_advisory_lock.AdvisoryLockCommandMixin, name), name
+                assert hasattr(MIXINS.get(page, django_advisory_lock.AdvisoryLockCommandMixin), name), name
             elif header == "option":
                 assert re.search(rf"^ +{name}: ", SOURCE, flags=re.MULTILINE), name
             elif header == "setting":
