@@ -1,0 +1,199 @@
+"""Guards for the admin: actions that run once however often they are clicked, and objects that one person saves."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from django.contrib import messages
+from django.contrib.admin import ModelAdmin
+from django.contrib.admin.options import TO_FIELD_VAR
+from django.contrib.admin.utils import quote, unquote
+from django.db import transaction
+from django.http import HttpResponseRedirect
+from django.urls import reverse
+from django.utils.text import get_text_list
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from .. import conf
+from ..exceptions import LockTimeout
+from ..keys import model_key
+from ..locks import advisory_lock, try_advisory_lock
+from ..notices import logger
+from .base import Guard, refuse_hidden_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from django.db.models import Model, QuerySet
+    from django.forms import ModelForm
+    from django.http import HttpRequest, HttpResponse
+
+    from ..keys import KeyLike
+
+A = TypeVar("A", bound="Callable[..., Any]")
+
+LIMIT = 1000  # objects of one action: each takes a place in the server's lock table, which all databases share
+NAMED = 5  # busy objects in a message
+
+
+def locked_action(
+    *key: KeyLike | Callable[..., KeyLike], purpose: str = "", using: str | None = None, shared: bool = False
+) -> Callable[[A], A]:
+    """Return a decorator for an action of the admin, which runs only what nobody else is at.
+
+    With a key, or a function of the action's arguments `(modeladmin, request, queryset)` that returns one, it is one
+    lock around the action; where that is busy, the action is not run, and a message says so. Without a key each of the
+    selected objects, at most 1,000, has its own, as `model_key(object, purpose=…)`: the action runs with those that
+    were free, a message names the others, and all are freed at the end. Nothing waits.
+    """
+
+    def decorate(action: A) -> A:
+        if key:
+            return _ActionGuard(advisory_lock(*key, using=using, timeout=0, shared=shared)).around(action)
+
+        @functools.wraps(action)
+        def run(modeladmin: ModelAdmin[Any], request: HttpRequest, queryset: QuerySet[Any]) -> Any:
+            objects = list(queryset.order_by("pk")[: LIMIT + 1])
+            if len(objects) > LIMIT:
+                text = _("Nothing was done: select at most %(limit)d at a time.") % {"limit": LIMIT}
+                return modeladmin.message_user(request, text, messages.ERROR)
+            with contextlib.ExitStack() as block:
+                free: list[Model] = []
+                busy: list[Model] = []
+                for one in objects:
+                    lock = try_advisory_lock(model_key(one, purpose=purpose), using=using, shared=shared)
+                    (free if block.enter_context(lock.acquire()) else busy).append(one)
+                if busy:
+                    modeladmin.message_user(request, _describe(busy), messages.WARNING)
+                return action(modeladmin, request, queryset.filter(pk__in=[one.pk for one in free])) if free else None
+
+        return cast("A", run)
+
+    return decorate
+
+
+class _ActionGuard(Guard):
+    """One lock around an action."""
+
+    def busy(self, error: LockTimeout, modeladmin: ModelAdmin[Any], request: HttpRequest, *args: Any) -> None:
+        text = _("Nothing was done, because this is being done right now by somebody else.")
+        modeladmin.message_user(request, f"{text} {error}", messages.WARNING)
+
+
+def _describe(busy: list[Model]) -> str:
+    names = [str(one) for one in busy[:NAMED]]
+    if len(busy) > NAMED:
+        names.append(_("%(count)d more") % {"count": len(busy) - NAMED})
+    text = ngettext(
+        "%(names)s was skipped, because somebody else is working on it right now.",
+        "%(names)s were skipped, because somebody else is working on them right now.",
+        len(busy),
+    )
+    return text % {"names": get_text_list(names, _("and"))}
+
+
+class AdvisoryLockAdminMixin(ModelAdmin):  # type: ignore[type-arg]
+    """Save and delete an object in the admin under its own lock. Name this class before `ModelAdmin`.
+
+    The POST of a change or delete page takes the object's key, `model_key(object, purpose=lock_purpose)`, inside a
+    transaction on the lock's alias, and keeps it until the COMMIT. It waits `lock_timeout` seconds. Then the form
+    comes back with all that was typed, and with status 409; a delete comes back to the change page.
+
+    It keeps people and jobs apart that work on one object at the same moment, not two people who edit it one after the
+    other. `list_editable` and the action that deletes selected objects do not ask for it.
+    """
+
+    lock_key: KeyLike | None = None
+    lock_timeout: float | timedelta | None = 2
+    lock_using: str | None = None
+    lock_shared: bool = False
+    lock_purpose: str = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for hook in ("change_view", "delete_view", "get_form"):
+            refuse_hidden_hook(cls, AdvisoryLockAdminMixin, hook)
+
+    def get_lock_key(self, request: HttpRequest, obj: Model) -> KeyLike:
+        """Return the key of an object."""
+        return model_key(obj, purpose=self.lock_purpose) if self.lock_key is None else self.lock_key
+
+    def handle_lock_busy(self, request: HttpRequest, obj: Model, error: LockTimeout) -> HttpResponse | None:
+        """Return a response of your own to somebody who finds the lock busy, or None for the usual one."""
+        return None
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        def view() -> HttpResponse:
+            return super(AdvisoryLockAdminMixin, self).change_view(request, object_id, form_url, extra_context)
+
+        def again(obj: Model, message: str) -> HttpResponse:
+            request._advisory_lock_busy = message  # type: ignore[attr-defined]
+            response = view()
+            response.status_code = 409
+            return response
+
+        return self._locked(request, object_id, self.has_change_permission, view, again)
+
+    def delete_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        def view() -> HttpResponse:
+            return super(AdvisoryLockAdminMixin, self).delete_view(request, object_id, extra_context)
+
+        def back(obj: Model, message: str) -> HttpResponse:
+            self.message_user(request, message, messages.ERROR)
+            name = f"admin:{self.opts.app_label}_{self.opts.model_name}_change"
+            return HttpResponseRedirect(reverse(name, args=(quote(obj.pk),), current_app=self.admin_site.name))
+
+        return self._locked(request, object_id, self.has_delete_permission, view, back)
+
+    def get_form(
+        self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any
+    ) -> type[ModelForm[Any]]:
+        form = super().get_form(request, obj, change, **kwargs)
+        message = getattr(request, "_advisory_lock_busy", None)
+        # A form that is not valid is not saved, and Django shows it again with all that was typed.
+        return form if message is None else type(form.__name__, (_BusyForm, form), {"busy_message": message})
+
+    def _locked(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        has_permission: Callable[..., bool],
+        view: Callable[[], HttpResponse],
+        busy: Callable[[Model, str], HttpResponse],
+    ) -> HttpResponse:
+        to_field = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
+        obj = self.get_object(request, unquote(object_id), to_field) if request.method == "POST" else None
+        if obj is None or not has_permission(request, obj):
+            return view()
+        alias = conf.get_database() if self.lock_using is None else self.lock_using
+        lock = advisory_lock(
+            self.get_lock_key(request, obj), using=alias, timeout=self.lock_timeout, shared=self.lock_shared
+        )
+        with transaction.atomic(using=alias):
+            try:
+                lock.acquire()
+            except LockTimeout as error:
+                refusal = error
+            else:
+                return view()
+        logger.info("%s %s was not run: %s", request.method, request.path, refusal)
+        text = _("Nothing was saved, because somebody else is working on this right now. Try again in a moment.")
+        return self.handle_lock_busy(request, obj, refusal) or busy(obj, f"{text} {refusal}")
+
+
+class _BusyForm:
+    """Makes a form invalid, after everything else was looked at."""
+
+    busy_message: str
+
+    def full_clean(self: Any) -> None:
+        super().full_clean()  # type: ignore[misc]
+        self.add_error(None, self.busy_message)

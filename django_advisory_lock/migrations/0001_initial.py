@@ -1,0 +1,44 @@
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    initial = True
+
+    dependencies = []
+
+    operations = [
+        migrations.CreateModel(
+            name="PeriodicRun",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("key", models.CharField(editable=False, max_length=50, unique=True, verbose_name="key")),
+                ("name", models.TextField(verbose_name="name")),
+                ("last_started_at", models.DateTimeField(blank=True, null=True, verbose_name="last started at")),
+                ("last_finished_at", models.DateTimeField(blank=True, null=True, verbose_name="last finished at")),
+                ("last_succeeded_at", models.DateTimeField(blank=True, null=True, verbose_name="last succeeded at")),
+                (
+                    "last_outcome",
+                    models.CharField(
+                        blank=True,
+                        choices=[
+                            ("started", "started, not finished"),
+                            ("succeeded", "succeeded"),
+                            ("failed", "failed"),
+                        ],
+                        max_length=20,
+                        verbose_name="last outcome",
+                    ),
+                ),
+                ("last_error", models.TextField(blank=True, verbose_name="last error")),
+                ("last_host", models.CharField(blank=True, max_length=255, verbose_name="last host")),
+                ("last_pid", models.PositiveIntegerField(blank=True, null=True, verbose_name="last pid")),
+                ("min_interval", models.DurationField(verbose_name="minimum interval")),
+                ("run_count", models.PositiveBigIntegerField(default=0, verbose_name="number of runs")),
+            ],
+            options={
+                "verbose_name": "periodic run",
+                "verbose_name_plural": "periodic runs",
+                "ordering": ("name",),
+            },
+        ),
+    ]

@@ -1,0 +1,116 @@
+"""The one table of this app: when periodic work was last started, and how that went. No row is ever a lock."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections, models
+from django.db.models import F, Func, Q
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from typing_extensions import Self
+
+SILENT_AFTER = 3  # intervals without a success
+
+
+def _seconds(duration: Any) -> Func:
+    """Return a length of time in seconds. A day has 24 hours, also where the clocks are put forward or back."""
+    return Func(duration, function="EXTRACT", template="EXTRACT(EPOCH FROM %(expressions)s)", output_field=FLOAT)
+
+
+FLOAT: models.FloatField[float, float] = models.FloatField()
+
+
+class PeriodicRunQuerySet(models.QuerySet["PeriodicRun"]):
+    def with_age(self) -> Self:
+        """Add `age`, the seconds since the last start by the database's clock."""
+        runs: Self = self.annotate(age=_seconds(Now() - F("last_started_at")))
+        return runs
+
+    def silent(self) -> Self:
+        """Return what has not succeeded for three of its intervals."""
+        limit = SILENT_AFTER * _seconds(F("min_interval"))
+        runs = self.with_age().annotate(limit=limit, age_of_success=_seconds(Now() - F("last_succeeded_at")))
+        never = Q(last_succeeded_at=None) & (Q(age__gt=F("limit")) | Q(run_count__gt=SILENT_AFTER))
+        silent: Self = runs.filter(never | Q(age_of_success__gt=F("limit")))
+        return silent
+
+    def start(self, key: str, name: str, interval: timedelta) -> int | None:
+        """Note a start, unless the last one is not that long ago; return the number of the run, or None."""
+        host = socket.gethostname()[:255]
+        with connections[self.db].cursor() as cursor:
+            cursor.execute(START, [key, name, host, os.getpid(), interval, interval.total_seconds()])
+            row = cursor.fetchone()
+        number: int | None = row and row[0]
+        return number
+
+    def finish(self, key: str, number: int, error: str | None) -> None:
+        """Note the end of a run, unless the next one has started meanwhile."""
+        outcome = PeriodicRun.Outcome.SUCCEEDED if error is None else PeriodicRun.Outcome.FAILED
+        values: dict[str, Any] = {"last_finished_at": Now(), "last_outcome": outcome, "last_error": error or ""}
+        if error is None:
+            values["last_succeeded_at"] = Now()
+        self.filter(key=key, run_count=number).update(**values)
+
+
+# One statement, so that of two that start at once, whatever lock they hold, one is too late.
+START = """
+INSERT INTO django_advisory_lock_periodicrun AS run
+    (key, name, last_started_at, last_outcome, last_error, last_host, last_pid, min_interval, run_count)
+VALUES (%s, %s, statement_timestamp(), 'started', '', %s, %s, %s, 1)
+ON CONFLICT (key) DO UPDATE SET
+    name = EXCLUDED.name, last_started_at = EXCLUDED.last_started_at, last_outcome = EXCLUDED.last_outcome,
+    last_error = '', last_host = EXCLUDED.last_host, last_pid = EXCLUDED.last_pid,
+    min_interval = EXCLUDED.min_interval, run_count = run.run_count + 1
+WHERE run.last_started_at IS NULL
+   OR EXTRACT(EPOCH FROM EXCLUDED.last_started_at - run.last_started_at) >= %s
+RETURNING run_count
+"""
+
+
+class PeriodicRun(models.Model):
+    """What is known of one piece of periodic work: one row for each key."""
+
+    class Outcome(models.TextChoices):
+        STARTED = "started", _("started, not finished")
+        SUCCEEDED = "succeeded", _("succeeded")
+        FAILED = "failed", _("failed")
+
+    key = models.CharField(_("key"), max_length=50, unique=True, editable=False)
+    name = models.TextField(_("name"))
+    last_started_at = models.DateTimeField(_("last started at"), null=True, blank=True)
+    last_finished_at = models.DateTimeField(_("last finished at"), null=True, blank=True)
+    last_succeeded_at = models.DateTimeField(_("last succeeded at"), null=True, blank=True)
+    last_outcome = models.CharField(_("last outcome"), max_length=20, choices=Outcome, blank=True)
+    last_error = models.TextField(_("last error"), blank=True)
+    last_host = models.CharField(_("last host"), max_length=255, blank=True)
+    last_pid = models.PositiveIntegerField(_("last pid"), null=True, blank=True)
+    min_interval = models.DurationField(_("minimum interval"))
+    run_count = models.PositiveBigIntegerField(_("number of runs"), default=0)
+
+    objects = PeriodicRunQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("name",)
+        verbose_name = _("periodic run")
+        verbose_name_plural = _("periodic runs")
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the last run has not finished: it still runs, or was killed. The lock tells which."""
+        return self.last_outcome == str(PeriodicRun.Outcome.STARTED)
+
+    @property
+    def duration(self) -> timedelta | None:
+        """How long the last run took, or None where it has not finished, or was not begun."""
+        started, finished = self.last_started_at, self.last_finished_at
+        return finished - started if started and finished and finished >= started else None
