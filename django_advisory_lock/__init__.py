@@ -12,6 +12,7 @@ from .exceptions import (
 )
 from .guards.command import AdvisoryLockCommandMixin
 from .guards.job import AdvisoryLockJobMixin
+from .guards.periodic import periodic_lock
 from .guards.view import AdvisoryLockViewMixin, lock_view
 from .handles import LockHandle
 from .keys import KeyLike, LockKey, crc32_key, lock_key, model_key
@@ -42,6 +43,7 @@ __all__ = [
     "lock_key",
     "lock_view",
     "model_key",
+    "periodic_lock",
     "try_advisory_lock",
     "try_advisory_semaphore",
 ]

@@ -41,11 +41,11 @@ class PeriodicRunQuerySet(models.QuerySet["PeriodicRun"]):
         silent: Self = runs.filter(never | Q(age_of_success__gt=F("limit")))
         return silent
 
-    def start(self, key: str, name: str, interval: timedelta) -> int | None:
-        """Note a start, unless the last one is not that long ago; return the number of the run, or None."""
+    def start(self, key: str, name: str, interval: timedelta, *, required: timedelta) -> int | None:
+        """Note a start, unless the last one is not as long ago as required; return the number of the run, or None."""
         host = socket.gethostname()[:255]
         with connections[self.db].cursor() as cursor:
-            cursor.execute(START, [key, name, host, os.getpid(), interval, interval.total_seconds()])
+            cursor.execute(START, [key, name, host, os.getpid(), interval, required.total_seconds()])
             row = cursor.fetchone()
         number: int | None = row and row[0]
         return number

@@ -79,7 +79,7 @@ def locked_action(
 class _ActionGuard(Guard):
     """One lock around an action."""
 
-    def busy(self, error: LockTimeout, modeladmin: ModelAdmin[Any], request: HttpRequest, *args: Any) -> None:
+    def busy(self, error: LockTimeout, /, modeladmin: ModelAdmin[Any], request: HttpRequest, *args: Any) -> None:
         text = _("Nothing was done, because this is being done right now by somebody else.")
         modeladmin.message_user(request, f"{text} {error}", messages.WARNING)
 

@@ -13,13 +13,18 @@ from .. import hops
 from ..awaiting import take_in_task
 from ..decorating import finished
 from ..exceptions import LockTimeout
+from ..locks import advisory_lock, try_advisory_lock
 from ..owners import current_owner, task_owner
+from .period import NO_PERIOD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import timedelta
 
     from ..handles import LockHandle
-    from ..locks import AdvisoryLock
+    from ..keys import KeyLike
+    from ..locks import AdvisoryLock, TryAdvisoryLock
+    from .period import Period
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -31,18 +36,26 @@ class Guard:
     same one from the function that makes the key, or from the body.
     """
 
-    def __init__(self, lock: AdvisoryLock) -> None:
+    def __init__(self, lock: AdvisoryLock | TryAdvisoryLock[Any]) -> None:
         self.lock = lock
 
     def covers(self, *args: Any) -> bool:
         """Whether a call needs the lock."""
         return True
 
+    def period(self) -> Period:
+        """Return what watches over the interval between two starts; most guards have none."""
+        return NO_PERIOD
+
     def begin(self, handle: LockHandle) -> None:
         """Called when the lock is held, before the function is."""
 
-    def busy(self, error: LockTimeout, *args: Any, **kwargs: Any) -> Any:
+    def busy(self, error: LockTimeout, /, *args: Any, **kwargs: Any) -> Any:
         """Called instead of the function, and returns what it would; for a coroutine function also an awaitable."""
+        raise NotImplementedError
+
+    def too_soon(self, reason: str) -> Any:
+        """Called instead of the function where its interval is not over yet, and returns what it would."""
         raise NotImplementedError
 
     def is_asynchronous(self, function: Any) -> bool:
@@ -68,13 +81,19 @@ class Guard:
         def locked(*args: Any, **kwargs: Any) -> Any:
             if not self.covers(*args):
                 return function(*args, **kwargs)
-            handle = self.lock._handle_for_call(args, kwargs)
+            handle, period = self.lock._handle_for_call(args, kwargs), self.period()
+            if not period.look(handle):
+                return self.too_soon(period.reason)
             try:
                 handle._enter(current_owner())
+                period.require(handle)
             except LockTimeout as error:
                 return self.busy(error, *args, **kwargs)
             with contextlib.ExitStack() as block:
+                block.enter_context(period)
                 block.enter_context(handle)
+                if not period.start():
+                    return self.too_soon(period.reason)
                 self.begin(handle)
                 result = finished(function(*args, **kwargs))
                 if self.outlasts(result) and self.hand_over(result, handle):
@@ -91,18 +110,25 @@ class Guard:
             made: list[LockHandle] = []
 
             def make_handle() -> LockHandle:
-                made.append(self.lock._handle_for_call(args, kwargs))
+                made[:] = made or [self.lock._handle_for_call(args, kwargs)]
                 return made[0]
 
+            period = self.period()
+            if not await period.alook(make_handle):
+                return self.too_soon(period.reason)
             try:
                 handle = await take_in_task(make_handle, task_owner(), (None, 0))
+                period.require(handle)
             except LockTimeout as error:
                 if not made:  # it comes from the function that makes the key
                     raise
                 answer = self.busy(error, *args, **kwargs)
                 return await answer if inspect.isawaitable(answer) else answer
             async with contextlib.AsyncExitStack() as block:
+                await block.enter_async_context(period)
                 await block.enter_async_context(handle)
+                if not await period.astart():
+                    return self.too_soon(period.reason)
                 self.begin(handle)
                 result = finished(await function(*args, **kwargs))
                 if self.outlasts(result) and await hops.finish(lambda: self.hand_over(result, handle)):
@@ -110,6 +136,21 @@ class Guard:
                 return result
 
         return alocked
+
+
+def guard_lock(
+    key: Callable[..., KeyLike],
+    using: str | None,
+    timeout: float | timedelta | None,
+    shared: bool,
+    *,
+    interval: timedelta | None,
+    poll_interval: float | None = None,
+) -> AdvisoryLock | TryAdvisoryLock[None]:
+    """Return the lock of a class. Where its interval tells who runs it, the server need not be asked for the holder."""
+    if interval is not None and timeout == 0:
+        return try_advisory_lock(key, using=using, shared=shared)
+    return advisory_lock(key, using=using, timeout=timeout, shared=shared, poll_interval=poll_interval)
 
 
 def refuse_hidden_hook(cls: type, mixin: type, hook: str) -> None:

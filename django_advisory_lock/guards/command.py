@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import iscoroutinefunction
 from django.core.management.base import BaseCommand, CommandError
 
-from ..exceptions import LockTimeout
-from ..locks import advisory_lock
+from ..notices import logger
 from ..options import seconds
-from .base import refuse_hidden_hook
+from .base import Guard, guard_lock, refuse_hidden_hook
+from .period import NO_PERIOD, NotedPeriod, Period, read_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from django.core.management.base import CommandParser
 
+    from ..exceptions import LockTimeout
     from ..handles import LockHandle
     from ..keys import KeyLike
 
@@ -35,7 +36,8 @@ class AdvisoryLockCommandMixin(BaseCommand):
     command, whatever its arguments. `lock_timeout` is in seconds: 0 tries once, None waits for ever. A command that
     finds the lock busy says so in one line and exits with `lock_busy_exit_code`; 0 counts as success. While `handle()`
     runs, `held_lock` is the handle of the lock, so that long work can `held_lock.check()` between batches; it is None
-    with `--no-lock`.
+    with `--no-lock`. With `lock_min_interval`, in seconds or as a timedelta, a command also skips whose key was started
+    less than that ago, unless `--lock-ignore-interval` is given: see `periodic_lock()`.
 
     The lock is a session lock, free right after the command; inside a transaction of the caller it lasts until the
     COMMIT. A lock that was lost while `handle()` ran raises `LockLost`, and the exit status is not 0.
@@ -46,10 +48,11 @@ class AdvisoryLockCommandMixin(BaseCommand):
     lock_using: str | None = None
     lock_shared: bool = False
     lock_busy_exit_code: int = 0
+    lock_min_interval: float | timedelta | None = None
     held_lock: LockHandle | None = None
 
     # Those of the options below that are this mixin's; the others belong to the command.
-    _lock_options: tuple[str, ...] = ("lock_timeout", "no_lock", "lock_busy_exit_code")
+    _lock_options: tuple[str, ...] = ("lock_timeout", "no_lock", "lock_busy_exit_code", "lock_ignore_interval")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -90,7 +93,7 @@ class AdvisoryLockCommandMixin(BaseCommand):
         return parser
 
     def _lock_arguments(self) -> dict[str, dict[str, Any]]:
-        return {
+        arguments: dict[str, dict[str, Any]] = {
             "lock_timeout": {
                 "type": _seconds,
                 "default": self.lock_timeout,
@@ -105,27 +108,22 @@ class AdvisoryLockCommandMixin(BaseCommand):
                 "help": "Exit with this status where the lock is busy; 0 counts as success.",
             },
         }
+        if self.lock_min_interval is not None:
+            text = "Run although the last start is less than the command's interval ago."
+            arguments["lock_ignore_interval"] = {"action": "store_true", "help": text}
+        return arguments
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         own = {name: options.pop(name) for name in self._lock_options if name in options}
         timeout = own.get("lock_timeout", self.lock_timeout)
+        is_ignored = bool(own.get("lock_ignore_interval"))
         handle = self.handle
 
-        def locked_handle(*args: Any, **options: Any) -> str | None:
-            with contextlib.ExitStack() as stack:
-                lock = advisory_lock(
-                    self.get_lock_key(*args, **options),
-                    using=self.get_lock_using(*args, **options),
-                    timeout=timeout,
-                    shared=self.lock_shared,
-                    poll_interval=POLL_INTERVAL,
-                )
-                try:
-                    held_lock = stack.enter_context(lock)
-                except LockTimeout as error:
-                    return self.handle_lock_busy(error, *args, **options)
-                stack.enter_context(_attributes(self, held_lock=held_lock))
-                return handle(*args, **options)
+        def locked_handle(*args: Any, **options: Any) -> Any:
+            using = self.get_lock_using(*args, **options)
+            guard = _CommandGuard(self, using, timeout, is_ignored=is_ignored, verbosity=options.get("verbosity", 1))
+            with _attributes(self, held_lock=None):
+                return guard.around(handle)(*args, **options)
 
         if own.get("no_lock"):
             return super().execute(*args, **options)
@@ -133,6 +131,43 @@ class AdvisoryLockCommandMixin(BaseCommand):
         exit_code = own.get("lock_busy_exit_code", self.lock_busy_exit_code)
         with _attributes(self, handle=locked_handle, lock_busy_exit_code=exit_code):
             return super().execute(*args, **options)
+
+
+class _CommandGuard(Guard):
+    """A lock around the `handle()` of one run."""
+
+    def __init__(
+        self,
+        command: AdvisoryLockCommandMixin,
+        using: str | None,
+        timeout: float | timedelta | None,
+        *,
+        is_ignored: bool,
+        verbosity: int,
+    ) -> None:
+        interval = None if command.lock_min_interval is None else read_interval(command.lock_min_interval)
+        shared = command.lock_shared
+        super().__init__(
+            guard_lock(command.get_lock_key, using, timeout, shared, interval=interval, poll_interval=POLL_INTERVAL)
+        )
+        self.command = command
+        self.interval = interval
+        self.is_ignored = is_ignored
+        self.verbosity = verbosity
+
+    def period(self) -> Period:
+        return NO_PERIOD if self.interval is None else NotedPeriod(self.interval, is_ignored=self.is_ignored)
+
+    def begin(self, handle: LockHandle) -> None:
+        self.command.held_lock = handle
+
+    def busy(self, error: LockTimeout, /, *args: Any, **options: Any) -> str | None:
+        return self.command.handle_lock_busy(error, *args, **options)
+
+    def too_soon(self, reason: str) -> None:
+        logger.info("%s was skipped, %s.", type(self.command).__module__, reason)
+        if self.verbosity:
+            self.command.stdout.write(f"Skipped, {reason}.")
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import iscoroutinefunction
 
 from ..decorating import finished
-from ..locks import advisory_lock
 from ..notices import logger
-from .base import Guard, refuse_hidden_hook
+from .base import Guard, guard_lock, refuse_hidden_hook
+from .period import NO_PERIOD, NotedPeriod, Period, read_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,7 +31,8 @@ class AdvisoryLockJobMixin:
     or its bases it is defined; a call of `super().run()` inside takes nothing more. The key is `lock_key`, or what
     `get_lock_key()` returns, by default the class: one lock for each job, whatever its arguments. `lock_timeout` is in
     seconds or a timedelta: 0 tries once, None waits for ever. What is busy is skipped: that is logged, and the result
-    is None; override `handle_lock_busy()` to do something else, such as to try again later.
+    is None; override `handle_lock_busy()` to do something else, such as to try again later. With `lock_min_interval`,
+    in seconds or as a timedelta, a job also skips whose key was started less than that ago: see `periodic_lock()`.
 
     The lock is a session lock, free right after the job; inside a transaction it lasts until the COMMIT. The errors
     are those of `advisory_lock()`.
@@ -42,6 +43,7 @@ class AdvisoryLockJobMixin:
     lock_using: str | None = None
     lock_shared: bool = False
     lock_method: str = "run"
+    lock_min_interval: float | timedelta | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -65,7 +67,7 @@ class AdvisoryLockJobMixin:
         return ("job", f"{cls.__module__}.{cls.__qualname__}") if self.lock_key is None else self.lock_key
 
     def handle_lock_busy(self, error: LockTimeout, /, *args: Any, **kwargs: Any) -> Any:
-        """Called instead of `run()` where the lock is busy, and returns what it would; asynchronous only if `run()` is."""
+        """Called instead of `run()` where the lock is busy, and returns what it would; async only if `run()` is."""
         logger.info("%s was skipped. %s", type(self).__qualname__, error)
         return None
 
@@ -152,13 +154,21 @@ class _JobGuard(Guard):
     """A lock around one job."""
 
     def __init__(self, job: AdvisoryLockJobMixin, method: Any) -> None:
+        self.interval = None if job.lock_min_interval is None else read_interval(job.lock_min_interval)
         super().__init__(
-            advisory_lock(job.get_lock_key, using=job.lock_using, timeout=job.lock_timeout, shared=job.lock_shared)
+            guard_lock(job.get_lock_key, job.lock_using, job.lock_timeout, job.lock_shared, interval=self.interval)
         )
+        self.job = job
         self.handle_lock_busy = job.handle_lock_busy
         self.may_await = self.is_asynchronous(method)
 
-    def busy(self, error: LockTimeout, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def period(self) -> Period:
+        return NO_PERIOD if self.interval is None else NotedPeriod(self.interval)
+
+    def too_soon(self, reason: str) -> None:
+        logger.info("%s was skipped, %s.", type(self.job).__qualname__, reason)
+
+    def busy(self, error: LockTimeout, /, *args: Any, **kwargs: Any) -> Any:
         answer = self.handle_lock_busy(error, *args, **kwargs)
         # Nobody awaits what a synchronous job returns, and its caller would see neither a result nor an error.
         return answer if self.may_await else finished(answer)

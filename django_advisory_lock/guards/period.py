@@ -11,7 +11,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, ProgrammingError
 from psycopg.errors import UndefinedTable
 
-from .. import sessions, transactions
+from .. import hops, sessions, transactions
+from ..exceptions import LockTimeout
 from ..notices import logger
 from ..options import seconds
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ..keys import LockKey
+    from ..handles import LockHandle
     from ..models import PeriodicRun, PeriodicRunQuerySet
 
 R = TypeVar("R")
@@ -37,52 +38,96 @@ def read_interval(min_interval: float | timedelta) -> timedelta:
 
 
 class Period:
-    """One attempt to run a piece of work whose starts keep an interval: look, take the lock, start, work, finish.
+    """No interval between two starts: any may begin as soon as it has the lock."""
 
-    The first look sends away what comes too soon, without the lock. What holds is `start()`, inside the lock: whoever
-    was slower finds out there.
-    """
+    reason = ""
 
-    def __init__(self, name: str, interval: timedelta, key: LockKey, using: str) -> None:
-        self.name = name
-        self.interval = interval
-        self.key = ",".join(map(str, key.args))
-        self.using = using
-        self.run: PeriodicRun | None = None
-        self.number: int | None = None
+    def look(self, handle: LockHandle) -> bool:
+        """Whether it may begin, before the lock is taken: who comes too soon need not take it."""
+        return True
 
-    def look(self) -> str | None:
-        """Return why the work is not to begin now, or None. Sends one statement."""
-        if transactions.in_transaction(sessions.connection_for(self.using)):
-            raise RuntimeError(
-                f"The start of {self.name!r} would not be committed, and not be seen, before the transaction on"
-                f" {self.using!r} is: run periodic work outside of atomic()."
-            )
-        self.run = self._ask(lambda runs: runs.with_age().filter(key=self.key).first())
-        age = self._age
-        return None if age is None or age >= self.interval.total_seconds() else self.too_soon()
+    async def alook(self, make_handle: Callable[[], LockHandle]) -> bool:
+        """See `look()`."""
+        return True
 
-    def too_soon(self) -> str:
-        """Say how long the work has to wait yet, as far as the last look told."""
-        if self._age is None:
-            return "too soon: somebody else was faster"
-        left = self.interval - timedelta(seconds=self._age)
-        return f"too soon: started {short(self._age)} ago by {self._who}, and may start again in {short(left)}"
-
-    def elsewhere(self) -> str:
-        """Say who is at it, as far as the last look told."""
-        run = self.run
-        if run is None or not run.is_started or self._age is None:
-            return "running elsewhere: holder unknown"
-        return f"running elsewhere: by {self._who}, for {short(self._age)}"
+    def require(self, handle: LockHandle) -> None:
+        """Raise LockTimeout where a lock that is only tried for is busy."""
 
     def start(self) -> bool:
-        """Note the start, unless somebody else was faster; tell whether it may go on. Sends one statement."""
-        self.number = self._ask(lambda runs: runs.start(self.key, self.name, self.interval))
-        return self.number is not None
+        """Whether it may begin, with the lock: who was slower than another one finds out here."""
+        return True
+
+    async def astart(self) -> bool:
+        """See `start()`."""
+        return True
 
     def __enter__(self) -> Self:
         return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Called when the lock is free again, or lost."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """See `__exit__()`."""
+
+
+NO_PERIOD = Period()
+
+
+class NotedPeriod(Period):
+    """An interval that one run has to keep, and what is noted of it in the table."""
+
+    using = ""
+    key = ""
+    run: PeriodicRun | None = None
+    number: int | None = None
+
+    def __init__(self, interval: timedelta, name: str = "", *, is_ignored: bool = False) -> None:
+        self.interval = interval
+        self.required = timedelta(0) if is_ignored else interval
+        self.name = name
+
+    def look(self, handle: LockHandle) -> bool:
+        self.using = handle.using
+        self.key = ",".join(map(str, handle.key.args))
+        self.name = self.name or handle.key.name
+        if transactions.in_transaction(sessions.connection_for(self.using)):
+            raise RuntimeError(
+                f"The start of {self.name!r} would not be seen before the transaction on {self.using!r} is committed:"
+                f" run periodic work outside of atomic()."
+            )
+        self.run = self._ask(lambda runs: runs.with_age().filter(key=self.key).first())
+        age = self._age
+        if age is None or age >= self.required.total_seconds():
+            return True
+        left = self.required - timedelta(seconds=age)
+        self.reason = f"too soon: started {short(age)} ago by {self._who}, may start again in {short(left)}"
+        return False
+
+    async def alook(self, make_handle: Callable[[], LockHandle]) -> bool:
+        return await hops.attempt(lambda: self.look(make_handle()))
+
+    def require(self, handle: LockHandle) -> None:
+        if not handle.acquired:
+            is_known = self.run is not None and self.run.is_started and self._age is not None
+            who = f"by {self._who}, for {short(self._age or 0)}" if is_known else "holder unknown"
+            message = f"The lock {handle.key.name!r} on {self.using!r} was not acquired: running elsewhere, {who}."
+            raise LockTimeout(message, key=handle.key, using=self.using, waited=handle.waited)
+
+    def start(self) -> bool:
+        self.number = self._ask(lambda runs: runs.start(self.key, self.name, self.interval, required=self.required))
+        self.reason = "too soon: another one was faster"
+        return self.number is not None
+
+    async def astart(self) -> bool:
+        return await hops.finish(self.start)
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -93,6 +138,11 @@ class Period:
                 self._ask(lambda runs: runs.finish(self.key, number, None if exc is None else describe(exc)))
             except (Error, ImproperlyConfigured) as error:
                 logger.error("The end of %r could not be noted: %s", self.name, error)
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await hops.finish(lambda: self.__exit__(exc_type, exc, traceback))
 
     @property
     def _age(self) -> float | None:

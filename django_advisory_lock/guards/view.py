@@ -181,7 +181,7 @@ class _ViewGuard(_StreamGuard):
             raise TypeError(_METHOD)
         return needs_lock(request, self.methods)
 
-    def busy(self, error: LockTimeout, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    def busy(self, error: LockTimeout, /, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         return busy_response(error, request, self.status, self.retry_after)
 
 
@@ -202,7 +202,7 @@ class _HandlerGuard(_StreamGuard):
     def begin(self, handle: LockHandle) -> None:
         self.view.held_lock = handle
 
-    def busy(self, error: LockTimeout, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def busy(self, error: LockTimeout, /, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         return self.view.handle_lock_busy(error, request, *args, **kwargs)
 
 
