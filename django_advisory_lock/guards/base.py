@@ -46,8 +46,10 @@ class Guard:
         raise NotImplementedError
 
     def is_asynchronous(self, function: Any) -> bool:
-        """Whether a call returns an awaitable; an object may be marked so, or its `__call__`."""
-        return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+        """Whether a call returns an awaitable; an object may be marked so, or its `__call__`, or what is in a partial."""
+        if iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+            return True
+        return isinstance(function, functools.partial) and self.is_asynchronous(function.func)
 
     def outlasts(self, result: Any) -> bool:
         """Whether what a call returned still needs the lock."""

@@ -124,8 +124,7 @@ class _StreamGuard(Guard):
 
     def is_asynchronous(self, function: Any) -> bool:
         # In a class of coroutine functions dispatch() and options() are none, and return what the others return.
-        method = function.func if isinstance(function, functools.partial) else function
-        view = getattr(method, "__self__", None)
+        view = _bound_to(function)
         return super().is_asynchronous(function) or (isinstance(view, View) and view.view_is_async)
 
     def outlasts(self, response: Any) -> bool:
@@ -185,6 +184,14 @@ class _HandlerGuard(_StreamGuard):
 
     def busy(self, error: LockTimeout, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         return self.view.handle_lock_busy(error, request, *args, **kwargs)
+
+
+def _bound_to(function: Any) -> Any:
+    """Return the instance whose method is called in the end, below the other decorators of a method_decorator()."""
+    while function is not None and not hasattr(function, "__self__"):
+        is_partial = isinstance(function, functools.partial)
+        function = function.func if is_partial else getattr(function, "__wrapped__", None)
+    return getattr(function, "__self__", None)
 
 
 _METHOD = (
