@@ -66,9 +66,11 @@ class Guard:
         def locked(*args: Any, **kwargs: Any) -> Any:
             if not self.covers(*args):
                 return function(*args, **kwargs)
-            handle = self._attempt(args, kwargs)
-            if isinstance(handle, LockTimeout):
-                return self.busy(handle, *args, **kwargs)
+            handle = self.lock._handle_for_call(args, kwargs)
+            try:
+                handle._enter(current_owner())
+            except LockTimeout as error:
+                return self.busy(error, *args, **kwargs)
             with contextlib.ExitStack() as block:
                 block.enter_context(handle)
                 self.begin(handle)
@@ -81,9 +83,18 @@ class Guard:
         async def alocked(*args: Any, **kwargs: Any) -> Any:
             if not self.covers(*args):
                 return await function(*args, **kwargs)
-            handle = await self._aattempt(args, kwargs)
-            if isinstance(handle, LockTimeout):
-                answer = self.busy(handle, *args, **kwargs)
+            made: list[LockHandle] = []
+
+            def make_handle() -> LockHandle:
+                made.append(self.lock._handle_for_call(args, kwargs))
+                return made[0]
+
+            try:
+                handle = await take_in_task(make_handle, task_owner(), (None, 0))
+            except LockTimeout as error:
+                if not made:
+                    raise
+                answer = self.busy(error, *args, **kwargs)
                 return await answer if inspect.isawaitable(answer) else answer
             async with contextlib.AsyncExitStack() as block:
                 await block.enter_async_context(handle)
@@ -94,29 +105,6 @@ class Guard:
                 return result
 
         return cast("F", alocked if self.is_asynchronous(function) else locked)
-
-    def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LockHandle | LockTimeout:
-        handle = self.lock._handle_for_call(args, kwargs)
-        try:
-            return handle._enter(current_owner())
-        except LockTimeout as error:
-            return error
-
-    async def _aattempt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LockHandle | LockTimeout:
-        has_key = False
-
-        def make_handle() -> LockHandle:
-            nonlocal has_key
-            handle = self.lock._handle_for_call(args, kwargs)
-            has_key = True
-            return handle
-
-        try:
-            return await take_in_task(make_handle, task_owner(), (None, 0))
-        except LockTimeout as error:
-            if not has_key:
-                raise
-            return error
 
 
 def refuse_hidden_hook(cls: type, mixin: type, hook: str) -> None:
