@@ -96,7 +96,7 @@ class AdvisoryLockViewMixin(View):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse_hidden_hook(cls, AdvisoryLockViewMixin, "dispatch")
-        read_methods(cls.lock_methods)
+        _check_attributes(cls)
 
     def get_lock_key(self) -> KeyLike:
         """Return the key for this request."""
@@ -117,6 +117,25 @@ class AdvisoryLockViewMixin(View):
         if handler is not None and needs_lock(request, read_methods(self.lock_methods)):
             setattr(self, name, _HandlerGuard(self).around(handler))
         return super().dispatch(request, *args, **kwargs)
+
+
+def _check_attributes(cls: type[AdvisoryLockViewMixin]) -> None:
+    """Refuse wrong values when the class is made, and not when a first request finds the lock busy."""
+
+    def given(name: str, default: Any = None) -> Any:
+        value = inspect.getattr_static(cls, name)
+        return default if hasattr(type(value), "__get__") else value  # only an instance knows a property
+
+    read_methods(given("lock_methods"))
+    read_status(given("lock_status", 409))
+    read_retry_after(given("lock_retry_after"))
+    key = given("lock_key")
+    advisory_lock(
+        "none" if key is None else key,
+        using=given("lock_using"),
+        timeout=given("lock_timeout"),
+        shared=given("lock_shared", False),
+    )
 
 
 class _StreamGuard(Guard):
@@ -217,9 +236,9 @@ def read_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
     """Check the names of HTTP methods; None stands for all but OPTIONS."""
     if methods is None:
         return None
-    if isinstance(methods, str):
-        raise TypeError(f"The methods that need a lock are a list of names, such as [{methods!r}].")
-    names = frozenset(name.upper() for name in methods)
+    if isinstance(methods, str) or not isinstance(methods, Iterable):
+        raise TypeError(f"The methods that need a lock are a list of names, such as ['POST'], not {methods!r}.")
+    names = frozenset(str(name).upper() for name in methods)
     unknown = sorted(names - METHODS)
     if unknown or not names:
         found = ", ".join(unknown) or "none at all"
