@@ -13,6 +13,7 @@ from django.http import HttpResponse, JsonResponse
 from django.template import TemplateDoesNotExist, loader
 from django.template.response import TemplateResponse
 from django.utils.cache import patch_vary_headers
+from django.utils.encoding import escape_uri_path
 from django.utils.html import format_html
 from django.utils.translation import get_language, gettext
 from django.views import View
@@ -269,7 +270,8 @@ def busy_response(error: LockTimeout, request: HttpRequest, status: int, retry_a
 
     A template named after the status, such as `409.html`, takes the place of the built-in page.
     """
-    logger.info("%s %s was not run: %s", request.method, request.path, error)
+    # Quoted again: a line break in it would forge a line of the log.
+    logger.info("%s %s was not run: %s", request.method, escape_uri_path(request.path), error)
     text = gettext("This is being done right now, by another request. Please try again in a moment.")
     # A request of Django REST framework has Django's inside; what it serves is JSON unless asked otherwise.
     plain = cast("HttpRequest", getattr(request, "_request", request))
