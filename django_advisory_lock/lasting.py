@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from . import releasing
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .handles import LockHandle
+    from .holds import Hold
 
 
 def take_over(handle: LockHandle) -> Callable[[], None] | None:
@@ -28,11 +30,21 @@ def take_over(handle: LockHandle) -> Callable[[], None] | None:
 
     def end() -> None:
         try:
-            if not releasing.is_inherited(hold):
-                releasing.release(hold)
+            _release(hold)
         except LockLost:
             handle.lost.set()  # which is logged
-        except Exception:
+        except BaseException as error:
+            # An interrupt may strike before the release has begun; after it this sends nothing.
+            with contextlib.suppress(Exception):
+                _release(hold)
+            if not isinstance(error, Exception):
+                raise
             logger.exception("The lock %r on %r could not be released.", handle.key.name, handle.using)
 
     return end
+
+
+def _release(hold: Hold) -> None:
+    """Release a lock, unless this process has inherited it."""
+    if not releasing.is_inherited(hold):
+        releasing.release(hold)
