@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import TYPE_CHECKING
 
 from . import releasing
 from .exceptions import LockLost
-from .notices import logger
+from .notices import logger, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from .handles import LockHandle
     from .holds import Hold
@@ -45,6 +47,29 @@ def take_over(handle: LockHandle) -> Callable[[], None] | None:
 
 
 def _release(hold: Hold) -> None:
-    """Release a lock, unless this process has inherited it."""
-    if not releasing.is_inherited(hold):
+    """Release a lock, unless this process has inherited it, or leave that to the next lock operation."""
+    if releasing.is_inherited(hold) or not hold.noted:
+        return
+    if not _is_in_a_query():
         releasing.release(hold)
+        return
+    if hold in hold.session.abandoned:
+        return  # its handle was collected at the same time, which warns
+    hold.session.abandoned.append(hold)
+    hold.session.unpin(hold)
+    hold.unwatch()
+    logger.warning(
+        "A response was collected as garbage in the middle of a query. The next lock operation on %r frees %s.",
+        hold.using,
+        names(hold.keys),
+    )
+
+
+def _is_in_a_query() -> bool:
+    """Whether this thread is inside psycopg, whose lock it could wait for for ever: garbage is collected anywhere."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("psycopg."):
+            return True
+        frame = frame.f_back
+    return False
