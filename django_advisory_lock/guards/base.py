@@ -46,7 +46,7 @@ class Guard:
         raise NotImplementedError
 
     def is_asynchronous(self, function: Any) -> bool:
-        """Whether a call returns an awaitable; an object may be marked so, or its `__call__`, or what is in a partial."""
+        """Whether a call returns an awaitable; an object may be marked so, its `__call__`, or what a partial calls."""
         if iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
             return True
         return isinstance(function, functools.partial) and self.is_asynchronous(function.func)
@@ -61,7 +61,9 @@ class Guard:
 
     def around(self, function: F) -> F:
         """Return the function with the lock around its calls."""
+        return cast("F", self._around_coroutine(function) if self.is_asynchronous(function) else self._around(function))
 
+    def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def locked(*args: Any, **kwargs: Any) -> Any:
             if not self.covers(*args):
@@ -79,6 +81,9 @@ class Guard:
                     block.pop_all()
                 return result
 
+        return locked
+
+    def _around_coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         async def alocked(*args: Any, **kwargs: Any) -> Any:
             if not self.covers(*args):
@@ -92,7 +97,7 @@ class Guard:
             try:
                 handle = await take_in_task(make_handle, task_owner(), (None, 0))
             except LockTimeout as error:
-                if not made:
+                if not made:  # it comes from the function that makes the key
                     raise
                 answer = self.busy(error, *args, **kwargs)
                 return await answer if inspect.isawaitable(answer) else answer
@@ -104,7 +109,7 @@ class Guard:
                     block.pop_all()
                 return result
 
-        return cast("F", alocked if self.is_asynchronous(function) else locked)
+        return alocked
 
 
 def refuse_hidden_hook(cls: type, mixin: type, hook: str) -> None:
