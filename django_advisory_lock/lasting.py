@@ -50,7 +50,8 @@ def _release(hold: Hold) -> None:
     """Release a lock, unless this process has inherited it, or leave that to the next lock operation."""
     if releasing.is_inherited(hold) or not hold.noted:
         return
-    if not _is_in_a_query():
+    raw = hold.session.raw()
+    if raw is None or not raw.lock.locked() or not _is_in_a_query():
         releasing.release(hold)
         return
     if hold in hold.session.abandoned:
@@ -66,7 +67,7 @@ def _release(hold: Hold) -> None:
 
 
 def _is_in_a_query() -> bool:
-    """Whether this thread is inside psycopg, whose lock it could wait for for ever: garbage is collected anywhere."""
+    """Whether this thread is inside psycopg, and would wait for its own lock: garbage is collected anywhere."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("psycopg."):

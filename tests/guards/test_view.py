@@ -58,6 +58,7 @@ from rest_framework.views import APIView
 
 from django_advisory_lock import (
     AdvisoryLockCommandMixin,
+    AdvisoryLockJobMixin,
     AdvisoryLockViewMixin,
     LockDeadlock,
     LockLost,
@@ -632,20 +633,29 @@ class TestKeys:
             call(kind(lock_view(lambda request: None), witness))  # type: ignore[arg-type,return-value]
         assert witness.seen == []
 
-    def test_several_views_share_a_key(self, name: str, other: OtherSession) -> None:
-        """Case 81: with a command, too."""
+    def test_commands_and_jobs_share_a_key_with_views(self, name: str, other: OtherSession) -> None:
+        """Case 81."""
+
+        def visit() -> int:
+            return int(lock_view(name)(lambda request: HttpResponse())(get("/")).status_code)
 
         class Work(AdvisoryLockCommandMixin, BaseCommand):
             lock_key = name
 
             def handle(self, *args: Any, **options: Any) -> str:
-                return str(
-                    Thread(lambda: lock_view(name)(lambda request: HttpResponse())(get("/"))).result().status_code
-                )
+                return str(Thread(visit).result())
+
+        class Job(AdvisoryLockJobMixin):
+            lock_key = name
+
+            def run(self) -> int:
+                return Thread(visit).result()
 
         out = io.StringIO()
         call_command(Work(), stdout=out)
         assert out.getvalue() == "409\n"
+        assert Job().run() == 409
+        assert visit() == 200
 
     def test_another_alias(self, name: str, other: OtherSession) -> None:
         view = lock_view(name, using="other")(lambda request: HttpResponse())
@@ -751,33 +761,24 @@ class TestMethods:
 
 
 class TestBusy:
-    @pytest.mark.parametrize(
-        ("accept", "content_type"),
-        [
-            (None, "text/html; charset=utf-8"),
-            ("*/*", "text/html; charset=utf-8"),
-            ("image/png", "text/html; charset=utf-8"),
-            ("text/html,application/xhtml+xml,*/*;q=0.8", "text/html; charset=utf-8"),
-            ("application/json", "application/json"),
-            ("text/html;q=0.5, application/json", "application/json"),
-            ("application/*", "application/json"),
-        ],
-        ids=str,
-    )
-    def test_answers_what_is_accepted(
-        self, accept: str | None, content_type: str, name: str, other: OtherSession
-    ) -> None:
-        headers = {} if accept is None else {"accept": accept}
-        with taken(other, name):
-            response = call(lock_view(name)(lambda request: HttpResponse()), get("/", headers=headers))
-        assert (response.status_code, response["Content-Type"]) == (409, content_type)
-        assert (response["Retry-After"], response["Vary"]) == ("1", "Accept")
+    def test_answers_what_is_accepted(self, name: str, other: OtherSession) -> None:
         text = "This is being done right now, by another request. Please try again in a moment."
-        if content_type == "application/json":
-            assert json.loads(response.content) == {"detail": text}
-        else:
-            assert text in response.content.decode()
-            assert '<html lang="en-us">' in response.content.decode()
+        page, data = "text/html; charset=utf-8", "application/json"
+        browser = "text/html,application/xhtml+xml,*/*;q=0.8"
+        accepted = dict.fromkeys(["*/*", "image/png", browser], page)
+        accepted |= dict.fromkeys([data, f"text/html;q=0.5, {data}", "application/*"], data)
+        view = lock_view(name)(lambda request: HttpResponse())
+        with taken(other, name):
+            requests = [(get("/", headers={"accept": accept}), expected) for accept, expected in accepted.items()]
+            for request, expected in [(get("/"), page), *requests]:
+                response = call(view, request)
+                assert (response.status_code, response["Content-Type"]) == (409, expected)
+                assert (response["Retry-After"], response["Vary"]) == ("1", "Accept")
+                if expected == data:
+                    assert json.loads(response.content) == {"detail": text}
+                else:
+                    assert text in response.content.decode()
+                    assert '<html lang="en-us">' in response.content.decode()
 
     @pytest.mark.parametrize(
         ("retry_after", "header"),
@@ -909,22 +910,20 @@ class TestBusy:
             assert call(SyncHookOfAnAsyncClass.as_view(), None, pk=1).status_code == 202
 
     @pytest.mark.parametrize("kind", [plain_function, coroutine_function, dispatch_by_name, async_handler])
-    @pytest.mark.parametrize(
-        "raised", [LockTimeout("own"), LockDeadlock("own"), PoolerDetected("own"), LockLost("own")], ids=repr
-    )
     def test_the_same_errors_from_elsewhere_pass_through(
-        self, raised: Exception, kind: Callable[..., AnyView], witness: Witness, name: str
+        self, kind: Callable[..., AnyView], witness: Witness, name: str
     ) -> None:
         """From the body, and from the function that makes the key."""
+        for error in (LockTimeout, LockDeadlock, PoolerDetected, LockLost):
 
-        def fails(*args: Any) -> Any:
-            raise raised
+            def fails(*args: Any, error: type[Exception] = error) -> Any:
+                raise error("own")
 
-        witness.look = fails  # type: ignore[method-assign]
-        for key in (name, fails):
-            with pytest.raises(type(raised), match="own"):
-                call(kind(lock_view(key), witness))
-        assert witness.other.is_free(witness.key)
+            witness.look = fails  # type: ignore[method-assign]
+            for key in (name, fails):
+                with pytest.raises(error, match="own"):
+                    call(kind(lock_view(key), witness))
+            assert witness.other.is_free(witness.key)
 
     def test_a_deadlock_is_not_busy(self, name: str, other: OtherSession) -> None:
         """The request waits for what its own thread holds, on another session of the alias."""
@@ -976,13 +975,19 @@ class TestBusy:
                 assert call(lock_view(name, timeout=timeout)(lambda request: HttpResponse())).status_code == 409
 
     def test_a_task_waits(self, name: str, other: OtherSession) -> None:
-        @lock_view(name, timeout=LIMIT)
+        tried = threading.Event()
+
+        def key(request: HttpRequest) -> str:
+            tried.set()
+            return name
+
+        @lock_view(key, timeout=LIMIT)
         async def view(request: HttpRequest) -> HttpResponse:
             return HttpResponse()
 
         async def main() -> int:
             task = asyncio.create_task(view(aget("/")))
-            await asyncio.sleep(0.02)
+            assert await asyncio.to_thread(tried.wait, LIMIT)
             other.drop(lock_key(name))
             return (await task).status_code
 
@@ -1966,7 +1971,7 @@ class TestStreaming:
 
         with pytest.raises(LockLost):
             lock_view(name)(view)(get("/"))
-        assert stream.is_free
+        stream.other.wait_until_free(stream.key)
 
     def test_what_cannot_be_released_is_logged(
         self, stream: Stream, name: str, caplog: pytest.LogCaptureFixture
@@ -1978,6 +1983,15 @@ class TestStreaming:
         with connection.execute_wrapper(fails):
             response.close()
         assert "could not be released" in caplog.text
+        assert stream.is_free
+
+    def test_an_interrupt_of_the_release_passes_through(self, stream: Stream, name: str) -> None:
+        def strikes(*args: Any) -> Any:
+            raise KeyboardInterrupt
+
+        response = lock_view(name)(stream)(get("/"))
+        with connection.execute_wrapper(strikes), pytest.raises(KeyboardInterrupt):
+            response.close()
         assert stream.is_free
 
     def test_files(self, stream: Stream, name: str) -> None:
