@@ -46,8 +46,10 @@ class Guard:
         raise NotImplementedError
 
     def is_asynchronous(self, function: Any) -> bool:
-        """Whether a call returns an awaitable; an object may be marked so, or its `__call__`."""
-        return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+        """Whether a call returns an awaitable; an object may be marked so, its `__call__`, or what a partial calls."""
+        if iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+            return True
+        return isinstance(function, functools.partial) and self.is_asynchronous(function.func)
 
     def outlasts(self, result: Any) -> bool:
         """Whether what a call returned still needs the lock."""
@@ -59,14 +61,18 @@ class Guard:
 
     def around(self, function: F) -> F:
         """Return the function with the lock around its calls."""
+        return cast("F", self._around_coroutine(function) if self.is_asynchronous(function) else self._around(function))
 
+    def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def locked(*args: Any, **kwargs: Any) -> Any:
             if not self.covers(*args):
                 return function(*args, **kwargs)
-            handle = self._attempt(args, kwargs)
-            if isinstance(handle, LockTimeout):
-                return self.busy(handle, *args, **kwargs)
+            handle = self.lock._handle_for_call(args, kwargs)
+            try:
+                handle._enter(current_owner())
+            except LockTimeout as error:
+                return self.busy(error, *args, **kwargs)
             with contextlib.ExitStack() as block:
                 block.enter_context(handle)
                 self.begin(handle)
@@ -75,13 +81,25 @@ class Guard:
                     block.pop_all()
                 return result
 
+        return locked
+
+    def _around_coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         async def alocked(*args: Any, **kwargs: Any) -> Any:
             if not self.covers(*args):
                 return await function(*args, **kwargs)
-            handle = await self._aattempt(args, kwargs)
-            if isinstance(handle, LockTimeout):
-                answer = self.busy(handle, *args, **kwargs)
+            made: list[LockHandle] = []
+
+            def make_handle() -> LockHandle:
+                made.append(self.lock._handle_for_call(args, kwargs))
+                return made[0]
+
+            try:
+                handle = await take_in_task(make_handle, task_owner(), (None, 0))
+            except LockTimeout as error:
+                if not made:  # it comes from the function that makes the key
+                    raise
+                answer = self.busy(error, *args, **kwargs)
                 return await answer if inspect.isawaitable(answer) else answer
             async with contextlib.AsyncExitStack() as block:
                 await block.enter_async_context(handle)
@@ -91,30 +109,7 @@ class Guard:
                     block.pop_all()
                 return result
 
-        return cast("F", alocked if self.is_asynchronous(function) else locked)
-
-    def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LockHandle | LockTimeout:
-        handle = self.lock._handle_for_call(args, kwargs)
-        try:
-            return handle._enter(current_owner())
-        except LockTimeout as error:
-            return error
-
-    async def _aattempt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LockHandle | LockTimeout:
-        has_key = False
-
-        def make_handle() -> LockHandle:
-            nonlocal has_key
-            handle = self.lock._handle_for_call(args, kwargs)
-            has_key = True
-            return handle
-
-        try:
-            return await take_in_task(make_handle, task_owner(), (None, 0))
-        except LockTimeout as error:
-            if not has_key:
-                raise
-            return error
+        return alocked
 
 
 def refuse_hidden_hook(cls: type, mixin: type, hook: str) -> None:

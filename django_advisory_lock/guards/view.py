@@ -13,6 +13,7 @@ from django.http import HttpResponse, JsonResponse
 from django.template import TemplateDoesNotExist, loader
 from django.template.response import TemplateResponse
 from django.utils.cache import patch_vary_headers
+from django.utils.encoding import escape_uri_path
 from django.utils.html import format_html
 from django.utils.translation import get_language, gettext
 from django.views import View
@@ -96,7 +97,7 @@ class AdvisoryLockViewMixin(View):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse_hidden_hook(cls, AdvisoryLockViewMixin, "dispatch")
-        read_methods(cls.lock_methods)
+        _check_attributes(cls)
 
     def get_lock_key(self) -> KeyLike:
         """Return the key for this request."""
@@ -119,13 +120,31 @@ class AdvisoryLockViewMixin(View):
         return super().dispatch(request, *args, **kwargs)
 
 
+def _check_attributes(cls: type[AdvisoryLockViewMixin]) -> None:
+    """Refuse wrong values when the class is made, and not when a first request finds the lock busy."""
+
+    def given(name: str, default: Any = None) -> Any:
+        value = inspect.getattr_static(cls, name)
+        return default if hasattr(type(value), "__get__") else value  # only an instance knows a property
+
+    read_methods(given("lock_methods"))
+    read_status(given("lock_status", 409))
+    read_retry_after(given("lock_retry_after"))
+    key = given("lock_key")
+    advisory_lock(
+        "none" if key is None else key,
+        using=given("lock_using"),
+        timeout=given("lock_timeout"),
+        shared=given("lock_shared", False),
+    )
+
+
 class _StreamGuard(Guard):
     """A lock around a view, which a streaming response takes over."""
 
     def is_asynchronous(self, function: Any) -> bool:
         # In a class of coroutine functions dispatch() and options() are none, and return what the others return.
-        method = function.func if isinstance(function, functools.partial) else function
-        view = getattr(method, "__self__", None)
+        view = _bound_to(function)
         return super().is_asynchronous(function) or (isinstance(view, View) and view.view_is_async)
 
     def outlasts(self, response: Any) -> bool:
@@ -187,6 +206,14 @@ class _HandlerGuard(_StreamGuard):
         return self.view.handle_lock_busy(error, request, *args, **kwargs)
 
 
+def _bound_to(function: Any) -> Any:
+    """Return the instance whose method is called in the end, below the other decorators of a method_decorator()."""
+    while function is not None and not hasattr(function, "__self__"):
+        is_partial = isinstance(function, functools.partial)
+        function = function.func if is_partial else getattr(function, "__wrapped__", None)
+    return getattr(function, "__self__", None)
+
+
 _METHOD = (
     "lock_view() got no request as its first argument. If it decorates a method, say"
     " @method_decorator(lock_view(…)), or use AdvisoryLockViewMixin."
@@ -210,9 +237,9 @@ def read_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
     """Check the names of HTTP methods; None stands for all but OPTIONS."""
     if methods is None:
         return None
-    if isinstance(methods, str):
-        raise TypeError(f"The methods that need a lock are a list of names, such as [{methods!r}].")
-    names = frozenset(name.upper() for name in methods)
+    if isinstance(methods, str) or not isinstance(methods, Iterable):
+        raise TypeError(f"The methods that need a lock are a list of names, such as ['POST'], not {methods!r}.")
+    names = frozenset(str(name).upper() for name in methods)
     unknown = sorted(names - METHODS)
     if unknown or not names:
         found = ", ".join(unknown) or "none at all"
@@ -243,7 +270,8 @@ def busy_response(error: LockTimeout, request: HttpRequest, status: int, retry_a
 
     A template named after the status, such as `409.html`, takes the place of the built-in page.
     """
-    logger.info("%s %s was not run: %s", request.method, request.path, error)
+    # Quoted again: a line break in it would forge a line of the log.
+    logger.info("%s %s was not run: %s", request.method, escape_uri_path(request.path), error)
     text = gettext("This is being done right now, by another request. Please try again in a moment.")
     # A request of Django REST framework has Django's inside; what it serves is JSON unless asked otherwise.
     plain = cast("HttpRequest", getattr(request, "_request", request))
