@@ -124,7 +124,7 @@ class LocalShop:
     def run(self, *arguments, status=0):
         """Do what manage.py does with a command line, check the exit status, and return all that was written."""
         output, errors = io.StringIO(), io.StringIO()
-        found = 0
+        found: object = 0
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             try:
                 execute_from_command_line(["manage.py", *arguments])
