@@ -112,20 +112,27 @@ class Guard:
         return alocked
 
 
-def refuse_hidden_hook(cls: type, mixin: type, hook: str) -> None:
-    """Raise TypeError where a base that knows nothing of the mixin comes first and defines the method with the lock.
+def refuse_hidden_hook(cls: type, mixin: type, hook: str, *, also_own: bool = False) -> None:
+    """Raise TypeError where a class would run unlocked in silence, since the mixin's method is never called.
 
-    Its method would be found first, and the class would run unlocked in silence. One that calls `super()` goes on to
-    the mixin's.
+    A base that comes before the mixin and knows nothing of it may define the method, and so may the class itself. One
+    that calls `super()` goes on to the mixin's.
     """
-    for base in cls.__mro__[1 : cls.__mro__.index(mixin)]:
-        if hook in vars(base) and not issubclass(base, mixin) and not _calls_super(vars(base)[hook]):
+    bases = [base for base in cls.__mro__[1 : cls.__mro__.index(mixin)] if not issubclass(base, mixin)]
+    for base in [cls, *bases] if also_own else bases:
+        if hook in vars(base) and not _calls_super(vars(base)[hook]):
             raise TypeError(
-                f"{cls.__qualname__}: {base.__qualname__} comes before {mixin.__qualname__} and defines {hook}(), so"
-                f" nothing would be locked. Name {mixin.__qualname__} first."
+                f"{cls.__qualname__}: {base.__qualname__} defines {hook}() before {mixin.__qualname__} does, and without"
+                f" super(), so nothing would be locked. Name {mixin.__qualname__} first, or call super().{hook}()."
             )
 
 
 def _calls_super(method: Any) -> bool:
-    code = getattr(inspect.unwrap(method), "__code__", None)
-    return code is not None and "super" in code.co_names
+    return _names_super(getattr(inspect.unwrap(method), "__code__", None))
+
+
+def _names_super(code: Any) -> bool:
+    inner = getattr(code, "co_consts", ())
+    return "super" in getattr(code, "co_names", ()) or any(
+        _names_super(one) for one in inner if hasattr(one, "co_code")
+    )

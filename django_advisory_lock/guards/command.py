@@ -53,7 +53,7 @@ class AdvisoryLockCommandMixin(BaseCommand):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        refuse_hidden_hook(cls, AdvisoryLockCommandMixin, "execute")
+        refuse_hidden_hook(cls, AdvisoryLockCommandMixin, "execute", also_own=True)
         if iscoroutinefunction(cls.handle):
             raise TypeError(
                 f"{cls.__qualname__}.handle() is a coroutine function; Django runs synchronous commands only."

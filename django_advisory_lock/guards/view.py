@@ -96,7 +96,7 @@ class AdvisoryLockViewMixin(View):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        refuse_hidden_hook(cls, AdvisoryLockViewMixin, "dispatch")
+        refuse_hidden_hook(cls, AdvisoryLockViewMixin, "dispatch", also_own=True)
         _check_attributes(cls)
 
     def get_lock_key(self) -> KeyLike:
@@ -113,10 +113,15 @@ class AdvisoryLockViewMixin(View):
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         # Django and its relatives look the handler up in the end: an attribute of the instance comes before the method.
-        name = str(request.method).lower()
-        handler = getattr(self, name, None) if name in self.http_method_names else None
-        if handler is not None and needs_lock(request, read_methods(self.lock_methods)):
-            setattr(self, name, _HandlerGuard(self).around(handler))
+        # All that need the lock are wrapped, for put() may call post(), as in Django's forms.
+        methods = read_methods(self.lock_methods)
+        names = {str(request.method)} - {"OPTIONS"} if methods is None else methods
+        self.held_lock = None
+        guard = _HandlerGuard(self)
+        for name in map(str.lower, names.intersection(METHODS)):
+            handler = getattr(self, name, None)
+            if handler is not None:
+                setattr(self, name, guard.around(handler))
         return super().dispatch(request, *args, **kwargs)
 
 
@@ -199,6 +204,9 @@ class _HandlerGuard(_StreamGuard):
             )
         )
 
+    def covers(self, *args: Any) -> bool:
+        return self.view.held_lock is None  # else it is called by one that has the lock
+
     def begin(self, handle: LockHandle) -> None:
         self.view.held_lock = handle
 
@@ -272,7 +280,7 @@ def busy_response(error: LockTimeout, request: HttpRequest, status: int, retry_a
     """
     # Quoted again: a line break in it would forge a line of the log.
     logger.info("%s %s was not run: %s", request.method, escape_uri_path(request.path), error)
-    text = gettext("This is being done right now, by another request. Please try again in a moment.")
+    text = gettext("Somebody else is doing this right now. Please try again in a moment.")
     # A request of Django REST framework has Django's inside; what it serves is JSON unless asked otherwise.
     plain = cast("HttpRequest", getattr(request, "_request", request))
     types = ["text/html", "application/json"] if plain is request else ["application/json", "text/html"]
