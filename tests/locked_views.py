@@ -42,8 +42,9 @@ DIRECTORY = Path(os.environ.get("WEB_DIRECTORY", "."))
 
 def _arrive(name: str, point: str) -> None:
     arrival = DIRECTORY / f"{name}.{point}.{uuid.uuid4().hex}"
-    arrival.with_suffix(".new").write_text(str(os.getpid()))
-    arrival.with_suffix(".new").rename(arrival)
+    new = DIRECTORY / f"new.{arrival.name}"
+    new.write_text(str(os.getpid()))
+    new.rename(arrival)
 
 
 def _steps(name: str, point: str) -> Iterator[None]:
@@ -187,6 +188,7 @@ async def abig(request: HttpRequest, name: str, using: str) -> StreamingHttpResp
         size, times = BIG
         for _ in range(times):
             yield b"x" * size
+            await asyncio.sleep(0)  # so that its end may be noticed
 
     return StreamingHttpResponse(chunks())
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -49,21 +50,28 @@ class Request:
         lines = [f"{method} {path} HTTP/1.0", "Host: test", "Content-Length: 0"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self.socket.sendall("\r\n".join([*lines, "", ""]).encode())
-        self.received = b""
+        self.received = bytearray()
+        self.is_over = False
+
+    def receive(self) -> bool:
+        """Read what is there, or wait for more; tell whether that was the end. A server that dies resets."""
+        piece = b""
+        with contextlib.suppress(ConnectionResetError):
+            piece = self.socket.recv(1 << 20)
+        self.received += piece
+        if not piece:
+            self.is_over = True
+            self.socket.close()
+        return self.is_over
 
     def read_until(self, text: bytes) -> None:
         while text not in self.received:
-            piece = self.socket.recv(65536)
-            assert piece, self.received
-            self.received += piece
+            assert not self.receive(), self.received
 
     def read_all(self) -> bytes:
-        """Read to the end; a server that is killed may reset the connection."""
-        pieces = [self.received]
-        with self.socket, contextlib.suppress(ConnectionResetError):
-            while piece := self.socket.recv(1 << 20):
-                pieces.append(piece)
-        return b"".join(pieces)
+        while not self.is_over:
+            self.receive()
+        return bytes(self.received)
 
     def answer(self) -> Answer:
         head, _, body = self.read_all().decode().partition("\r\n\r\n")
@@ -75,6 +83,24 @@ class Request:
         self.socket.close()
 
 
+def answers(requests: list[Request]) -> list[Answer]:
+    """Return all answers. They are read as they come: a server may linger until a client has closed."""
+    return first_answers(requests, len(requests))
+
+
+def first_answers(requests: list[Request], count: int) -> list[Answer]:
+    """Return the first answers that come; the other requests have none yet."""
+
+    def over() -> list[Request]:
+        waiting = {request.socket: request for request in requests if not request.is_over}
+        for readable in select.select(waiting, [], [], 0.05)[0] if waiting else ():
+            waiting[readable].receive()
+        return [request for request in requests if request.is_over]
+
+    wait_until(lambda: len(over()) >= count, f"{count} answers")
+    return [request.answer() for request in over()]
+
+
 class WebServer:
     """A web server on a port that the system chose, with all of its processes in a group of their own."""
 
@@ -82,6 +108,8 @@ class WebServer:
         self.name = name
         self.directory = directory
         self.log = directory / "output"
+        self.looked_at = 0
+        self.requests: list[Request] = []
         with socket.socket() as listener, self.log.open("w") as log:
             listener.bind(("127.0.0.1", 0))
             # From here on a client can connect, and waits until the server is up.
@@ -91,7 +119,7 @@ class WebServer:
                 [sys.executable, "-c", f"import sys, django; django.setup()\n{code}", str(listener.fileno()), str(directory)],
                 env=environment(
                     DJANGO_SETTINGS_MODULE=settings,
-                    PYTHONWARNINGS="default",
+                    PYTHONWARNINGS="default,ignore:unclosed:ResourceWarning",  # gunicorn's sockets
                     WEB_NAME=name,
                     WEB_DIRECTORY=str(directory),
                 ),
@@ -101,9 +129,17 @@ class WebServer:
                 stdout=log,
                 stderr=log,
             )
+        # Whatever becomes of this process, the server does not outlive it.
+        self.guardian = subprocess.Popen(
+            ["sh", "-c", 'read -r _; kill -KILL -"$0" 2>/dev/null', str(self.process.pid)],
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+        )
 
     def send(self, path: str, method: str = "GET", **headers: str) -> Request:
-        return Request(self.port, method, path, headers)
+        request = Request(self.port, method, path, headers)
+        self.requests.append(request)
+        return request
 
     def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
         return self.send(path, method, **headers).answer()
@@ -115,12 +151,17 @@ class WebServer:
         """Send requests, of which none waits for the answer to another."""
         return [self.send(path, method, **headers) for _ in range(count)]
 
+    def forget_clients(self) -> None:
+        """Let all clients go away that are left."""
+        for request in self.requests:
+            request.go_away()
+        self.requests.clear()
+
     # Where its views are
 
     def arrivals(self, name: str, point: str) -> list[int]:
         """Return the processes of the views that have come to a point."""
-        found = self.directory.glob(f"{name}.{point}.*")
-        return [int(path.read_text()) for path in found if path.suffix != ".new"]
+        return [int(path.read_text()) for path in self.directory.glob(f"{name}.{point}.*")]
 
     def wait_for(self, name: str, point: str, count: int = 1) -> list[int]:
         wait_until(lambda: len(self.arrivals(name, point)) >= count, f"{count} at {point!r}")
@@ -139,8 +180,10 @@ class WebServer:
     # What it says, and its end
 
     def unexpected(self, expected: re.Pattern[str]) -> list[str]:
-        """Return what it printed beside what is expected."""
-        return [line for line in expected.sub("", self.log.read_text()).splitlines() if line.strip()]
+        """Return what it has printed since the last time, beside what is expected."""
+        text = self.log.read_text()
+        new, self.looked_at = text[self.looked_at :], len(text)
+        return [line for line in expected.sub("", new).splitlines() if line.strip()]
 
     def says(self, pattern: str) -> bool:
         return re.search(pattern, self.log.read_text()) is not None
@@ -154,8 +197,7 @@ class WebServer:
             self.process.terminate()
             self.process.wait(LIMIT)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            self.guardian.communicate(timeout=LIMIT)
             self.process.wait(LIMIT)
             wait_until(self._is_gone, "the end of its processes")
 
