@@ -6,7 +6,7 @@ A view says on which alias its requests are transactions; `tests.locked_views` h
 import os
 from typing import Any
 
-from tests.settings import DATABASES, DEFAULT_AUTO_FIELD, INSTALLED_APPS, SECRET_KEY, USE_TZ, mirror
+from tests.settings import DEFAULT_AUTO_FIELD, INSTALLED_APPS, SECRET_KEY, USE_TZ, mirror
 
 __all__ = ["DATABASES", "DEFAULT_AUTO_FIELD", "INSTALLED_APPS", "SECRET_KEY", "USE_TZ"]
 

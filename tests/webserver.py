@@ -116,7 +116,13 @@ class WebServer:
             listener.listen(64)
             self.port = listener.getsockname()[1]
             self.process = subprocess.Popen(
-                [sys.executable, "-c", f"import sys, django; django.setup()\n{code}", str(listener.fileno()), str(directory)],
+                [
+                    sys.executable,
+                    "-c",
+                    f"import sys, django; django.setup()\n{code}",
+                    str(listener.fileno()),
+                    str(directory),
+                ],
                 env=environment(
                     DJANGO_SETTINGS_MODULE=settings,
                     PYTHONWARNINGS="default,ignore:unclosed:ResourceWarning",  # gunicorn's sockets
