@@ -43,16 +43,16 @@ class AdvisoryLockJobMixin:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse_hidden_hook(cls, AdvisoryLockJobMixin, cls.lock_method)
-        method = inspect.getattr_static(cls, cls.lock_method, None)
-        is_abstract = method is None or getattr(method, "__isabstractmethod__", False)
-        if not is_abstract and not isinstance(method, _LockedMethod):
-            setattr(cls, cls.lock_method, _LockedMethod(cls, cls.lock_method, method))
+        if not getattr(inspect.getattr_static(cls, cls.lock_method, None), "__isabstractmethod__", False):
+            _lock_method(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        if not hasattr(cls, cls.lock_method):
-            raise TypeError(f"{cls.__qualname__} has no {cls.lock_method}(): name the method to lock in lock_method.")
         new = super().__new__
-        return new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
+        job = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
+        # Again: a class decorator may have replaced the method, or a base have kept __init_subclass__() to itself.
+        if not _lock_method(cls):
+            raise TypeError(f"{cls.__qualname__} has no {cls.lock_method}(): name the method to lock in lock_method.")
+        return job
 
     def get_lock_key(self, *args: Any, **kwargs: Any) -> KeyLike:
         """Return the key of this run; the arguments are those of `run()`."""
@@ -63,6 +63,14 @@ class AdvisoryLockJobMixin:
         """Called instead of `run()` where the lock is busy, and returns what it would; may be a coroutine function."""
         logger.info("%s was skipped. %s", type(self).__qualname__, error)
         return None
+
+
+def _lock_method(cls: type[AdvisoryLockJobMixin]) -> bool:
+    """Put the lock around the method of a class, and tell whether there is one."""
+    method = inspect.getattr_static(cls, cls.lock_method, None)
+    if method is not None and not isinstance(method, _LockedMethod):
+        setattr(cls, cls.lock_method, _LockedMethod(cls, cls.lock_method, method))
+    return method is not None
 
 
 class _LockedMethod:
@@ -77,7 +85,8 @@ class _LockedMethod:
     def __get__(self, job: Any, cls: type[AdvisoryLockJobMixin]) -> Any:
         method = self._find(cls)
         bound = method.__get__(job, cls) if hasattr(method, "__get__") else method
-        if inspect.getattr_static(cls, cls.lock_method) is not self:
+        outermost = inspect.getattr_static(cls, cls.lock_method)
+        if outermost is not self and isinstance(outermost, _LockedMethod):
             return bound  # a subclass has one of its own, which calls this one with super(), inside the lock
         if job is None:
             return self._of_class(cls, bound, is_static=isinstance(method, (classmethod, staticmethod)))
