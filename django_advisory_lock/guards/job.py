@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import inspect
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
@@ -13,6 +13,7 @@ from ..notices import logger
 from .base import Guard, refuse_hidden_hook
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from datetime import timedelta
 
     from typing_extensions import Self
@@ -43,7 +44,7 @@ class AdvisoryLockJobMixin:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse_hidden_hook(cls, AdvisoryLockJobMixin, cls.lock_method)
-        if not getattr(inspect.getattr_static(cls, cls.lock_method, None), "__isabstractmethod__", False):
+        if not getattr(_find(cls.__mro__, cls.lock_method), "__isabstractmethod__", False):
             _lock_method(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -65,9 +66,14 @@ class AdvisoryLockJobMixin:
         return None
 
 
+def _find(classes: Iterable[type], name: str) -> Any:
+    """Return what the first of some classes has under a name; its metaclass may have another."""
+    return next((vars(base)[name] for base in classes if name in vars(base)), None)
+
+
 def _lock_method(cls: type[AdvisoryLockJobMixin]) -> bool:
     """Put the lock around the method of a class, and tell whether there is one."""
-    method = inspect.getattr_static(cls, cls.lock_method, None)
+    method = _find(cls.__mro__, cls.lock_method)
     if method is not None and not isinstance(method, _LockedMethod):
         setattr(cls, cls.lock_method, _LockedMethod(cls, cls.lock_method, method))
     return method is not None
@@ -77,15 +83,14 @@ class _LockedMethod:
     """The method of a class that runs under the lock: its own, or what it inherits."""
 
     def __init__(self, cls: type, name: str, method: Any) -> None:
-        self.cls = cls
         self.name = name
         self.own = vars(cls).get(name)
-        functools.update_wrapper(self, getattr(method, "__func__", method))  # type: ignore[arg-type]
+        functools.update_wrapper(self, getattr(method, "__func__", method), updated=())  # type: ignore[arg-type]
 
     def __get__(self, job: Any, cls: type[AdvisoryLockJobMixin]) -> Any:
         method = self._find(cls)
         bound = method.__get__(job, cls) if hasattr(method, "__get__") else method
-        outermost = inspect.getattr_static(cls, cls.lock_method)
+        outermost = _find(cls.__mro__, cls.lock_method)
         if outermost is not self and isinstance(outermost, _LockedMethod):
             return bound  # a subclass has one of its own, which calls this one with super(), inside the lock
         if job is None:
@@ -95,9 +100,9 @@ class _LockedMethod:
     def _find(self, cls: type) -> Any:
         if self.own is not None:
             return self.own
-        # Anew each time: the bases of a subclass may come in between.
-        after = cls.__mro__[cls.__mro__.index(self.cls) + 1 :]
-        return next(vars(base)[self.name] for base in after if self.name in vars(base))
+        # Anew each time: the bases of a subclass may come in between. A class with slots is a copy of the decorated one.
+        _, *after = itertools.dropwhile(lambda base: vars(base).get(self.name) is not self, cls.__mro__)
+        return _find(after, self.name)
 
     def _of_class(self, cls: type[AdvisoryLockJobMixin], function: Any, *, is_static: bool) -> Any:
         """Return what `Job.run` is: it needs a job for its key, which a static method is not called with."""
