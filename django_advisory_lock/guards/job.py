@@ -49,7 +49,9 @@ class AdvisoryLockJobMixin:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         new = super().__new__
-        job = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
+        # object.__new__() refuses arguments, unless __init__() takes them.
+        takes_none = new is object.__new__ and cls.__init__ is not object.__init__  # type: ignore[misc]
+        job = new(cls) if takes_none else new(cls, *args, **kwargs)
         # Again: a class decorator may have replaced the method, or a base have kept __init_subclass__() to itself.
         if not _lock_method(cls):
             raise TypeError(f"{cls.__qualname__} has no {cls.lock_method}(): name the method to lock in lock_method.")
