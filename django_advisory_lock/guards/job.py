@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import itertools
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import iscoroutinefunction
 
 from ..locks import advisory_lock
 from ..notices import logger
 from .base import Guard, refuse_hidden_hook
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from datetime import timedelta
 
     from typing_extensions import Self
@@ -50,7 +51,7 @@ class AdvisoryLockJobMixin:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         new = super().__new__
         # object.__new__() refuses arguments, unless __init__() takes them.
-        takes_none = new is object.__new__ and cls.__init__ is not object.__init__  # type: ignore[misc]
+        takes_none = new is object.__new__ and cls.__init__ is not object.__init__
         job = new(cls) if takes_none else new(cls, *args, **kwargs)
         # Again: a class decorator may have replaced the method, or a base have kept __init_subclass__() to itself.
         if not _lock_method(cls):
@@ -87,34 +88,61 @@ class _LockedMethod:
     def __init__(self, cls: type, name: str, method: Any) -> None:
         self.name = name
         self.own = vars(cls).get(name)
-        functools.update_wrapper(self, getattr(method, "__func__", method), updated=())  # type: ignore[arg-type]
+        self.is_static = isinstance(method, (classmethod, staticmethod)) or not hasattr(method, "__get__")
+        # One function for all jobs, so that `job.run` is a method like any other: it can be compared, and pickled.
+        self.function = _forward(_bind(method, None, cls), lambda *args: (self._locked(*args[:1]), args[1:]))
+        functools.update_wrapper(self, self.function, updated=())  # type: ignore[arg-type]
 
     def __get__(self, job: Any, cls: type[AdvisoryLockJobMixin]) -> Any:
-        method = self._find(cls)
-        bound = method.__get__(job, cls) if hasattr(method, "__get__") else method
+        if self._is_inner(cls):
+            return _bind(self._find(cls), job, cls)
+        if self.is_static:
+            # It is called without a job, and needs one for its key.
+            return _forward(
+                _bind(self._find(cls), job, cls), lambda *args: (self._locked(cls() if job is None else job), args)
+            )
+        return self.function if job is None else MethodType(self.function, job)
+
+    def _locked(self, job: AdvisoryLockJobMixin | None = None) -> Callable[..., Any]:
+        """Return the method of a job, with the lock around it."""
+        if not isinstance(job, AdvisoryLockJobMixin):
+            raise TypeError(f"{self.function.__qualname__}() is called with a job, not {type(job).__qualname__}.")
+        cls = type(job)
+        method: Callable[..., Any] = _bind(self._find(cls), job, cls)
+        return method if self._is_inner(cls) else _JobGuard(job).around(method)
+
+    def _is_inner(self, cls: type[AdvisoryLockJobMixin]) -> bool:
+        """Whether a subclass has a method of its own, which calls this one with super(), inside the lock."""
         outermost = _find(cls.__mro__, cls.lock_method)
-        if outermost is not self and isinstance(outermost, _LockedMethod):
-            return bound  # a subclass has one of its own, which calls this one with super(), inside the lock
-        if job is None:
-            return self._of_class(cls, bound, is_static=isinstance(method, (classmethod, staticmethod)))
-        return _JobGuard(job).around(bound)
+        return outermost is not self and isinstance(outermost, _LockedMethod)
 
     def _find(self, cls: type) -> Any:
         if self.own is not None:
             return self.own
-        # Anew each time: the bases of a subclass may come in between. A class with slots is a copy of the decorated one.
+        # Anew each time: the bases of a subclass may come in between, and dataclass(slots=True) copies a class.
         _, *after = itertools.dropwhile(lambda base: vars(base).get(self.name) is not self, cls.__mro__)
         return _find(after, self.name)
 
-    def _of_class(self, cls: type[AdvisoryLockJobMixin], function: Any, *, is_static: bool) -> Any:
-        """Return what `Job.run` is: it needs a job for its key, which a static method is not called with."""
 
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            job, *others = (cls(), *args) if is_static else args
-            return self.__get__(job, type(job))(*others, **kwargs)
+def _bind(method: Any, job: Any, cls: type) -> Any:
+    return method.__get__(job, cls) if hasattr(method, "__get__") else method
 
-        return markcoroutinefunction(call) if iscoroutinefunction(function) else call
+
+def _forward(function: Any, find: Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]) -> Callable[..., Any]:
+    """Return a function that looks like another one, and calls what is found for its arguments."""
+
+    @functools.wraps(function)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        method, others = find(*args)
+        return method(*others, **kwargs)
+
+    @functools.wraps(function)
+    async def aforward(*args: Any, **kwargs: Any) -> Any:
+        method, others = find(*args)
+        return await method(*others, **kwargs)
+
+    is_asynchronous = iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    return aforward if is_asynchronous else forward
 
 
 class _JobGuard(Guard):
