@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction
 
+from ..decorating import finished
 from ..locks import advisory_lock
 from ..notices import logger
 from .base import Guard, refuse_hidden_hook
@@ -64,7 +65,7 @@ class AdvisoryLockJobMixin:
         return ("job", f"{cls.__module__}.{cls.__qualname__}") if self.lock_key is None else self.lock_key
 
     def handle_lock_busy(self, error: LockTimeout, *args: Any, **kwargs: Any) -> Any:
-        """Called instead of `run()` where the lock is busy, and returns what it would; may be a coroutine function."""
+        """Called instead of `run()` where the lock is busy, and returns what it would; asynchronous only if `run()` is."""
         logger.info("%s was skipped. %s", type(self).__qualname__, error)
         return None
 
@@ -109,7 +110,7 @@ class _LockedMethod:
             raise TypeError(f"{self.function.__qualname__}() is called with a job, not {type(job).__qualname__}.")
         cls = type(job)
         method: Callable[..., Any] = _bind(self._find(cls), job, cls)
-        return method if self._is_inner(cls) else _JobGuard(job).around(method)
+        return method if self._is_inner(cls) else _JobGuard(job, method).around(method)
 
     def _is_inner(self, cls: type[AdvisoryLockJobMixin]) -> bool:
         """Whether a subclass has a method of its own, which calls this one with super(), inside the lock."""
@@ -148,8 +149,14 @@ def _forward(function: Any, find: Callable[..., tuple[Callable[..., Any], tuple[
 class _JobGuard(Guard):
     """A lock around one job."""
 
-    def __init__(self, job: AdvisoryLockJobMixin) -> None:
+    def __init__(self, job: AdvisoryLockJobMixin, method: Any) -> None:
         super().__init__(
             advisory_lock(job.get_lock_key, using=job.lock_using, timeout=job.lock_timeout, shared=job.lock_shared)
         )
-        self.busy = job.handle_lock_busy  # type: ignore[method-assign]
+        self.handle_lock_busy = job.handle_lock_busy
+        self.may_await = self.is_asynchronous(method)
+
+    def busy(self, error: LockTimeout, *args: Any, **kwargs: Any) -> Any:
+        answer = self.handle_lock_busy(error, *args, **kwargs)
+        # Nobody awaits what a synchronous job returns, and its caller would see neither a result nor an error.
+        return answer if self.may_await else finished(answer)
