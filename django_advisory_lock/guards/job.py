@@ -59,12 +59,12 @@ class AdvisoryLockJobMixin:
             raise TypeError(f"{cls.__qualname__} has no {cls.lock_method}(): name the method to lock in lock_method.")
         return job
 
-    def get_lock_key(self, *args: Any, **kwargs: Any) -> KeyLike:
+    def get_lock_key(self, /, *args: Any, **kwargs: Any) -> KeyLike:
         """Return the key of this run; the arguments are those of `run()`."""
         cls = type(self)
         return ("job", f"{cls.__module__}.{cls.__qualname__}") if self.lock_key is None else self.lock_key
 
-    def handle_lock_busy(self, error: LockTimeout, *args: Any, **kwargs: Any) -> Any:
+    def handle_lock_busy(self, error: LockTimeout, /, *args: Any, **kwargs: Any) -> Any:
         """Called instead of `run()` where the lock is busy, and returns what it would; asynchronous only if `run()` is."""
         logger.info("%s was skipped. %s", type(self).__qualname__, error)
         return None
@@ -156,7 +156,7 @@ class _JobGuard(Guard):
         self.handle_lock_busy = job.handle_lock_busy
         self.may_await = self.is_asynchronous(method)
 
-    def busy(self, error: LockTimeout, *args: Any, **kwargs: Any) -> Any:
+    def busy(self, error: LockTimeout, /, *args: Any, **kwargs: Any) -> Any:
         answer = self.handle_lock_busy(error, *args, **kwargs)
         # Nobody awaits what a synchronous job returns, and its caller would see neither a result nor an error.
         return answer if self.may_await else finished(answer)
