@@ -92,6 +92,8 @@ class _LockedMethod:
         self.is_static = isinstance(method, (classmethod, staticmethod)) or not hasattr(method, "__get__")
         # One function for all jobs, so that `job.run` is a method like any other: it can be compared, and pickled.
         self.function = _forward(_bind(method, None, cls), lambda *args: (self._locked(*args[:1]), args[1:]))
+        # Where it is found: the class that it is inherited from has another one under that name.
+        self.function.__module__, self.function.__qualname__ = cls.__module__, f"{cls.__qualname__}.{name}"
         functools.update_wrapper(self, self.function, updated=())  # type: ignore[arg-type]
 
     def __get__(self, job: Any, cls: type[AdvisoryLockJobMixin]) -> Any:
@@ -156,7 +158,7 @@ class _JobGuard(Guard):
         self.handle_lock_busy = job.handle_lock_busy
         self.may_await = self.is_asynchronous(method)
 
-    def busy(self, error: LockTimeout, /, *args: Any, **kwargs: Any) -> Any:
+    def busy(self, error: LockTimeout, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         answer = self.handle_lock_busy(error, *args, **kwargs)
         # Nobody awaits what a synchronous job returns, and its caller would see neither a result nor an error.
         return answer if self.may_await else finished(answer)
