@@ -51,6 +51,12 @@ EVENTS = (
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def current_app() -> None:
+    """Shared tasks are those of the current application, and other tests may have made another one."""
+    app.set_current()
+
+
 class Worker:
     """A worker with a queue of its own."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import ast
 import asyncio
 import contextlib
 import copy
@@ -39,6 +40,7 @@ from django_advisory_lock import (
 )
 from tests.support import LIMIT, OtherSession, Thread, backend_pid, fork, statements, value, wait_until
 from tests.test_async import run, until
+from tests.test_docs import cells, reader, run_section, table
 from tests.test_interrupts import INTERRUPTS, Interrupter, strike_at_every_line
 from tests.testapp.models import Account
 
@@ -1123,6 +1125,40 @@ class TestRivals:
         finally:
             sys.setswitchinterval(before)
         assert (rivals.begun, rivals.most) == (4, 1)
+
+
+class TestPage:
+    """What docs/jobs.md says."""
+
+    def test_attributes_and_their_defaults(self) -> None:
+        rows = cells("docs/jobs.md", "job attribute")
+        assert rows.pop("lock_key") == "the class"
+        assert {name: getattr(AdvisoryLockJobMixin, name) for name in rows} == {
+            name: ast.literal_eval(default) for name, default in rows.items()
+        }
+        assert set(AdvisoryLockJobMixin.__annotations__) == {*rows, "lock_key"}
+
+    def test_hooks(self) -> None:
+        for row, _ in table("docs/jobs.md", "job hook"):
+            name, _, parameters = row.rstrip(")").partition("(")
+            found = inspect.signature(getattr(Own(), name))
+            assert [str(parameter).partition(":")[0] for parameter in found.parameters.values()] == parameters.split(
+                ", "
+            )
+
+    def test_a_skipped_job_that_somebody_hears_of(self, other: OtherSession, caplog: pytest.LogCaptureFixture) -> None:
+        other.take(lock_key("sync-account", 7))
+        with reader() as page:
+            job = run_section("docs/jobs.md", "what-it-does", page)["SyncAccount"]()
+            assert job.run(7) is None
+        assert "Account 7 is being synced already. The lock 'sync-account:7' (" in caplog.text
+
+    def test_another_method(self, other: OtherSession) -> None:
+        with reader() as page:
+            job = run_section("docs/jobs.md", "which-method", page)["LoudJob"]()
+            assert run(job.perform) == "PERFORMED"
+            other.take(key_of(type(job)))
+            assert run(job.perform) is None
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
