@@ -523,8 +523,8 @@ class TestMethod:
 
     def test_called_on_the_class_without_a_job(self) -> None:
         own: Any = Own
-        for call in (own.run, lambda: own.run("x"), lambda: own.run(Base())):
-            with pytest.raises(TypeError, match=r"Own.run\(\) is called with a job, not"):
+        for call in (own.run, lambda: own.run("x"), lambda: own.run(Base()), lambda: own.run(Job())):
+            with pytest.raises(TypeError, match=r"Own.run\(\) is called with a job of its class, not"):
                 call()
 
     def test_wrapped_around_that_of_a_parent(self, watch: Watch) -> None:
@@ -562,9 +562,14 @@ class TestMethod:
         class Child(Own):
             pass
 
+        @method_decorator(decorated, name="run")
+        class Inherits(AdvisoryLockJobMixin, Base):
+            pass
+
         Child().run()
-        with statements(2):
+        with statements(2 + 2):
             assert Child().run() == ("decorated", "ran")
+            assert Inherits().run() == ("decorated", ("ran", (), {}))
         Child().run(lambda: watch(Child))
         assert watch.seen == [1]
 
