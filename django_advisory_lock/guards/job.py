@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
-import inspect
+import itertools
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import iscoroutinefunction
 
+from ..decorating import finished
 from ..locks import advisory_lock
 from ..notices import logger
 from .base import Guard, refuse_hidden_hook
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from datetime import timedelta
 
     from typing_extensions import Self
@@ -43,26 +46,41 @@ class AdvisoryLockJobMixin:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse_hidden_hook(cls, AdvisoryLockJobMixin, cls.lock_method)
-        method = inspect.getattr_static(cls, cls.lock_method, None)
-        is_abstract = method is None or getattr(method, "__isabstractmethod__", False)
-        if not is_abstract and not isinstance(method, _LockedMethod):
-            setattr(cls, cls.lock_method, _LockedMethod(cls, cls.lock_method, method))
+        if not getattr(_find(cls.__mro__, cls.lock_method), "__isabstractmethod__", False):
+            _lock_method(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        if not hasattr(cls, cls.lock_method):
-            raise TypeError(f"{cls.__qualname__} has no {cls.lock_method}(): name the method to lock in lock_method.")
         new = super().__new__
-        return new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
+        # object.__new__() refuses arguments, unless __init__() takes them.
+        takes_none = new is object.__new__ and cls.__init__ is not object.__init__
+        job = new(cls) if takes_none else new(cls, *args, **kwargs)
+        # Again: a class decorator may have replaced the method, or a base have kept __init_subclass__() to itself.
+        if not _lock_method(cls):
+            raise TypeError(f"{cls.__qualname__} has no {cls.lock_method}(): name the method to lock in lock_method.")
+        return job
 
-    def get_lock_key(self, *args: Any, **kwargs: Any) -> KeyLike:
+    def get_lock_key(self, /, *args: Any, **kwargs: Any) -> KeyLike:
         """Return the key of this run; the arguments are those of `run()`."""
         cls = type(self)
         return ("job", f"{cls.__module__}.{cls.__qualname__}") if self.lock_key is None else self.lock_key
 
-    def handle_lock_busy(self, error: LockTimeout, *args: Any, **kwargs: Any) -> Any:
-        """Called instead of `run()` where the lock is busy, and returns what it would; may be a coroutine function."""
+    def handle_lock_busy(self, error: LockTimeout, /, *args: Any, **kwargs: Any) -> Any:
+        """Called instead of `run()` where the lock is busy, and returns what it would; awaited where `run()` is."""
         logger.info("%s was skipped. %s", type(self).__qualname__, error)
         return None
+
+
+def _find(classes: Iterable[type], name: str) -> Any:
+    """Return what the first of some classes has under a name; its metaclass may have another."""
+    return next((vars(base)[name] for base in classes if name in vars(base)), None)
+
+
+def _lock_method(cls: type[AdvisoryLockJobMixin]) -> bool:
+    """Put the lock around the method of a class, and tell whether there is one."""
+    method = _find(cls.__mro__, cls.lock_method)
+    if method is not None and not isinstance(method, _LockedMethod):
+        setattr(cls, cls.lock_method, _LockedMethod(cls, cls.lock_method, method))
+    return method is not None
 
 
 class _LockedMethod:
@@ -72,40 +90,86 @@ class _LockedMethod:
         self.cls = cls
         self.name = name
         self.own = vars(cls).get(name)
-        functools.update_wrapper(self, getattr(method, "__func__", method))  # type: ignore[arg-type]
+        self.inherited = method
+        self.is_static = isinstance(method, (classmethod, staticmethod)) or not hasattr(method, "__get__")
+        # One function for all jobs, so that `job.run` is a method like any other: it can be compared, and pickled.
+        self.function = _forward(_bind(method, None, cls), lambda *args: (self._locked(*args[:1]), args[1:]))
+        # Where it is found: the class that it is inherited from has another one under that name.
+        self.function.__module__, self.function.__qualname__ = cls.__module__, f"{cls.__qualname__}.{name}"
+        functools.update_wrapper(self, self.function, updated=())  # type: ignore[arg-type]
 
     def __get__(self, job: Any, cls: type[AdvisoryLockJobMixin]) -> Any:
-        method = self._find(cls)
-        bound = method.__get__(job, cls) if hasattr(method, "__get__") else method
-        if inspect.getattr_static(cls, cls.lock_method) is not self:
-            return bound  # a subclass has one of its own, which calls this one with super(), inside the lock
-        if job is None:
-            return self._of_class(cls, bound, is_static=isinstance(method, (classmethod, staticmethod)))
-        return _JobGuard(job).around(bound)
+        if self._is_inner(cls):
+            return _bind(self._find(cls), job, cls)
+        if self.is_static:
+            # It is called without a job, and needs one for its key.
+            return _forward(
+                _bind(self._find(cls), job, cls), lambda *args: (self._locked(cls() if job is None else job), args)
+            )
+        return self.function if job is None else MethodType(self.function, job)
+
+    def _locked(self, job: Any = None) -> Callable[..., Any]:
+        """Return the method of a job, with the lock around it."""
+        cls = type(job)
+        if not issubclass(cls, self.cls) and not self._classes_from_here(cls):
+            raise TypeError(
+                f"{self.function.__qualname__}() is called with a job of its class, not {cls.__qualname__}."
+            )
+        method: Callable[..., Any] = _bind(self._find(cls), job, cls)
+        return method if self._is_inner(cls) else _JobGuard(job, method).around(method)
+
+    def _is_inner(self, cls: type[AdvisoryLockJobMixin]) -> bool:
+        """Whether a subclass has a method of its own, which calls this one with super(), inside the lock."""
+        outermost = _find(cls.__mro__, cls.lock_method)
+        return outermost is not self and isinstance(outermost, _LockedMethod)
 
     def _find(self, cls: type) -> Any:
         if self.own is not None:
             return self.own
         # Anew each time: the bases of a subclass may come in between.
-        after = cls.__mro__[cls.__mro__.index(self.cls) + 1 :]
-        return next(vars(base)[self.name] for base in after if self.name in vars(base))
+        after = self._classes_from_here(cls)
+        return _find(after[1:], self.name) if after else self.inherited
 
-    def _of_class(self, cls: type[AdvisoryLockJobMixin], function: Any, *, is_static: bool) -> Any:
-        """Return what `Job.run` is: it needs a job for its key, which a static method is not called with."""
+    def _classes_from_here(self, cls: type) -> list[type]:
+        """Return the classes from the one that has this method: none where a decorator of the class has replaced it.
 
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            job, *others = (cls(), *args) if is_static else args
-            return self.__get__(job, type(job))(*others, **kwargs)
+        That is not always the class that it was made for: dataclass(slots=True) copies classes.
+        """
+        return list(itertools.dropwhile(lambda base: vars(base).get(self.name) is not self, cls.__mro__))
 
-        return markcoroutinefunction(call) if iscoroutinefunction(function) else call
+
+def _bind(method: Any, job: Any, cls: type) -> Any:
+    return method.__get__(job, cls) if hasattr(method, "__get__") else method
+
+
+def _forward(function: Any, find: Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]) -> Callable[..., Any]:
+    """Return a function that looks like another one, and calls what is found for its arguments."""
+
+    @functools.wraps(function)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        method, others = find(*args)
+        return method(*others, **kwargs)
+
+    @functools.wraps(function)
+    async def aforward(*args: Any, **kwargs: Any) -> Any:
+        method, others = find(*args)
+        return await method(*others, **kwargs)
+
+    is_asynchronous = iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    return aforward if is_asynchronous else forward
 
 
 class _JobGuard(Guard):
     """A lock around one job."""
 
-    def __init__(self, job: AdvisoryLockJobMixin) -> None:
+    def __init__(self, job: AdvisoryLockJobMixin, method: Any) -> None:
         super().__init__(
             advisory_lock(job.get_lock_key, using=job.lock_using, timeout=job.lock_timeout, shared=job.lock_shared)
         )
-        self.busy = job.handle_lock_busy  # type: ignore[method-assign]
+        self.handle_lock_busy = job.handle_lock_busy
+        self.may_await = self.is_asynchronous(method)
+
+    def busy(self, error: LockTimeout, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        answer = self.handle_lock_busy(error, *args, **kwargs)
+        # Nobody awaits what a synchronous job returns, and its caller would see neither a result nor an error.
+        return answer if self.may_await else finished(answer)
