@@ -29,6 +29,7 @@ def take_over(handle: LockHandle) -> Callable[[], None] | None:
     savepoint, handle._savepoint = handle._savepoint, None
     releasing.end_body(hold, savepoint)
     hold.disclaim()
+    handle._outlasts_block = True
 
     def end() -> None:
         try:

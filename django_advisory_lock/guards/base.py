@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -41,7 +40,7 @@ class Guard:
     def begin(self, handle: LockHandle) -> None:
         """Called when the lock is held, before the function is."""
 
-    def busy(self, error: LockTimeout, *args: Any, **kwargs: Any) -> Any:
+    def busy(self, error: LockTimeout, /, *args: Any, **kwargs: Any) -> Any:
         """Called instead of the function, and returns what it would; for a coroutine function also an awaitable."""
         raise NotImplementedError
 
@@ -55,8 +54,8 @@ class Guard:
         """Whether what a call returned still needs the lock."""
         return False
 
-    def hand_over(self, result: Any, handle: LockHandle) -> bool:
-        """Let the lock go on with the result; tell whether it does. Called in the thread that took it."""
+    def hand_over(self, result: Any, handle: LockHandle) -> None:
+        """Let the lock go on with the result. Called in the thread that took it."""
         raise NotImplementedError
 
     def around(self, function: F) -> F:
@@ -72,13 +71,12 @@ class Guard:
             try:
                 handle._enter(current_owner())
             except LockTimeout as error:
-                return self.busy(error, *args, **kwargs)
-            with contextlib.ExitStack() as block:
-                block.enter_context(handle)
+                return finished(self.busy(error, *args, **kwargs))
+            with handle:
                 self.begin(handle)
                 result = finished(function(*args, **kwargs))
-                if self.outlasts(result) and self.hand_over(result, handle):
-                    block.pop_all()
+                if self.outlasts(result):
+                    self.hand_over(result, handle)
                 return result
 
         return locked
@@ -101,12 +99,11 @@ class Guard:
                     raise
                 answer = self.busy(error, *args, **kwargs)
                 return await answer if inspect.isawaitable(answer) else answer
-            async with contextlib.AsyncExitStack() as block:
-                await block.enter_async_context(handle)
+            async with handle:
                 self.begin(handle)
                 result = finished(await function(*args, **kwargs))
-                if self.outlasts(result) and await hops.finish(lambda: self.hand_over(result, handle)):
-                    block.pop_all()
+                if self.outlasts(result):
+                    await hops.finish(lambda: self.hand_over(result, handle))
                 return result
 
         return alocked
@@ -122,8 +119,8 @@ def refuse_hidden_hook(cls: type, mixin: type, hook: str, *, also_own: bool = Fa
     for base in [cls, *bases] if also_own else bases:
         if hook in vars(base) and not _calls_super(vars(base)[hook]):
             raise TypeError(
-                f"{cls.__qualname__}: {base.__qualname__} defines {hook}() before {mixin.__qualname__} does, and without"
-                f" super(), so nothing would be locked. Name {mixin.__qualname__} first, or call super().{hook}()."
+                f"{cls.__qualname__}: {base.__qualname__} defines {hook}() before {mixin.__qualname__}, without super(),"
+                f" so nothing would be locked. Name {mixin.__qualname__} first, or call super().{hook}()."
             )
 
 

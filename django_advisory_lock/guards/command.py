@@ -67,7 +67,7 @@ class AdvisoryLockCommandMixin(BaseCommand):
         """Return the alias to lock on, by default `lock_using`; a command may take it from its options."""
         return self.lock_using
 
-    def handle_lock_busy(self, error: LockTimeout, *args: Any, **options: Any) -> str | None:
+    def handle_lock_busy(self, error: LockTimeout, /, *args: Any, **options: Any) -> str | None:
         """Called instead of `handle()` where the lock is busy, and returns what `handle()` would."""
         if self.lock_busy_exit_code:
             raise CommandError(str(error), returncode=self.lock_busy_exit_code) from error

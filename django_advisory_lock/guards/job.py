@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction
 
-from ..decorating import finished
 from ..locks import advisory_lock
 from ..notices import logger
 from .base import Guard, refuse_hidden_hook
@@ -116,7 +115,7 @@ class _LockedMethod:
                 f"{self.function.__qualname__}() is called with a job of its class, not {cls.__qualname__}."
             )
         method: Callable[..., Any] = _bind(self._find(cls), job, cls)
-        return method if self._is_inner(cls) else _JobGuard(job, method).around(method)
+        return method if self._is_inner(cls) else _JobGuard(job).around(method)
 
     def _is_inner(self, cls: type[AdvisoryLockJobMixin]) -> bool:
         """Whether a subclass has a method of its own, which calls this one with super(), inside the lock."""
@@ -162,14 +161,11 @@ def _forward(function: Any, find: Callable[..., tuple[Callable[..., Any], tuple[
 class _JobGuard(Guard):
     """A lock around one job."""
 
-    def __init__(self, job: AdvisoryLockJobMixin, method: Any) -> None:
+    def __init__(self, job: AdvisoryLockJobMixin) -> None:
         super().__init__(
             advisory_lock(job.get_lock_key, using=job.lock_using, timeout=job.lock_timeout, shared=job.lock_shared)
         )
         self.handle_lock_busy = job.handle_lock_busy
-        self.may_await = self.is_asynchronous(method)
 
-    def busy(self, error: LockTimeout, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        answer = self.handle_lock_busy(error, *args, **kwargs)
-        # Nobody awaits what a synchronous job returns, and its caller would see neither a result nor an error.
-        return answer if self.may_await else finished(answer)
+    def busy(self, error: LockTimeout, /, *args: Any, **kwargs: Any) -> Any:
+        return self.handle_lock_busy(error, *args, **kwargs)

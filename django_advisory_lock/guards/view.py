@@ -18,18 +18,17 @@ from django.utils.html import format_html
 from django.utils.translation import get_language, gettext
 from django.views import View
 
-from ..lasting import take_over
 from ..locks import advisory_lock
 from ..notices import logger, warn_caller
 from ..options import seconds
 from .base import Guard, refuse_hidden_hook
+from .streams import hand_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
     from django.http import HttpRequest
-    from django.http.response import HttpResponseBase
 
     from ..exceptions import LockTimeout
     from ..handles import LockHandle
@@ -107,7 +106,7 @@ class AdvisoryLockViewMixin(View):
             )
         return self.lock_key
 
-    def handle_lock_busy(self, error: LockTimeout, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def handle_lock_busy(self, error: LockTimeout, request: HttpRequest, /, *args: Any, **kwargs: Any) -> Any:
         """Return the response to a request that finds the lock busy; for a coroutine function also an awaitable."""
         return busy_response(error, request, read_status(self.lock_status), read_retry_after(self.lock_retry_after))
 
@@ -155,19 +154,14 @@ class _StreamGuard(Guard):
     def outlasts(self, response: Any) -> bool:
         return getattr(response, "streaming", False) and not response.closed
 
-    def hand_over(self, response: HttpResponseBase, handle: LockHandle) -> bool:
+    def hand_over(self, response: Any, handle: LockHandle) -> None:
         if handle.scope == "transaction":
             warn_caller(
                 f"The lock {handle.key.name!r} on {handle.using!r} ends with the transaction, before the response is"
                 f" streamed. Make the view @non_atomic_requests, or take a lock in the generator."
             )
-            return False
-        end = take_over(handle)
-        if end is not None:
-            # Django's list of what a response closes, before it sends request_finished: the connection may be closed
-            # at that signal, or go back to a pool.
-            response._resource_closers.append(end)  # type: ignore[attr-defined]
-        return end is not None
+        else:
+            hand_over(handle, response)
 
 
 class _ViewGuard(_StreamGuard):
@@ -186,7 +180,7 @@ class _ViewGuard(_StreamGuard):
             raise TypeError(_METHOD)
         return needs_lock(request, self.methods)
 
-    def busy(self, error: LockTimeout, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    def busy(self, error: LockTimeout, request: HttpRequest, /, *args: Any, **kwargs: Any) -> HttpResponse:
         return busy_response(error, request, self.status, self.retry_after)
 
 
@@ -210,7 +204,7 @@ class _HandlerGuard(_StreamGuard):
     def begin(self, handle: LockHandle) -> None:
         self.view.held_lock = handle
 
-    def busy(self, error: LockTimeout, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def busy(self, error: LockTimeout, request: HttpRequest, /, *args: Any, **kwargs: Any) -> Any:
         return self.view.handle_lock_busy(error, request, *args, **kwargs)
 
 

@@ -1175,7 +1175,6 @@ class TestInterrupts:
         job.run()
         strike_at_every_line(INTERRUPTS["sigint"], lambda: job.run() and None, [key_of(Own)], other)
 
-    @pytest.mark.xfail(strict=True, reason="an ExitStack stands between the end of the body and the release")
     def test_between_the_body_and_the_release(self, other: OtherSession) -> None:
         """The handle of a call is the guard's to release, so the lock is free at once, as with the decorators."""
 
