@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
+import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -64,38 +67,35 @@ def of_a_class(name: str, folder: str) -> str:
     return str(Job().run(name, folder) or "busy")
 
 
+JOBS = {"locked": locked, "unlocked": unlocked, "class": of_a_class}
 EVENTS = {
     EVENT_JOB_EXECUTED: "executed",
     EVENT_JOB_ERROR: "error",
     EVENT_JOB_MISSED: "missed",
     EVENT_JOB_MAX_INSTANCES: "max_instances",
 }
+ALL = functools.reduce(operator.or_, EVENTS)
 
 
-def note_events(scheduler: BaseScheduler, noted: list[tuple[str, object]]) -> None:
-    """Write down what becomes of each run."""
-    scheduler.add_listener(
-        lambda event: noted.append((EVENTS[event.code], getattr(event, "retval", None))), functools.reduce(int.__or__, EVENTS)
-    )
+def note_events(scheduler: BaseScheduler, noted: list[tuple[str, Any]]) -> None:
+    """Note what becomes of each run."""
+    scheduler.add_listener(lambda event: noted.append((EVENTS[event.code], getattr(event, "retval", None))), ALL)
 
 
-class Told(list[tuple[str, object]]):
-    """Events, written to a file of this process as they come."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / f"events-{os.getpid()}"
-
-    def append(self, event: tuple[str, object]) -> None:
-        with self.path.open("a") as file:
-            file.write(f"{event[0]} {event[1]}\n")
+def write_down(event: Any) -> None:
+    """Write what becomes of a run into the folder that its job works in."""
+    folder = event.job_id.rpartition(":")[0]
+    with Path(folder, f"events-{os.getpid()}").open("a") as file:
+        file.write(f"{EVENTS[event.code]} {event.retval}\n")
 
 
-def web_worker(name: str, folder: str) -> None:
-    """Say that it is there, and on a line fire one job of each kind, again and again, until standard input ends."""
+def web_worker() -> None:
+    """Say that it is there; then start the job that each line of standard input names, until that ends."""
     scheduler = BackgroundScheduler()
-    note_events(scheduler, Told(Path(folder)))
+    scheduler.add_listener(write_down, ALL)
     scheduler.start()
     print("ready", flush=True)  # noqa: T201
-    for line in iter(input, "end"):
-        scheduler.add_job({"locked": locked, "unlocked": unlocked, "class": of_a_class}[line], args=[name, folder])
+    for line in sys.stdin:
+        job, name, folder = line.rstrip("\n").split(" ", 2)
+        scheduler.add_job(JOBS[job], args=[name, folder], id=f"{folder}:{uuid.uuid4()}")
     scheduler.shutdown()
