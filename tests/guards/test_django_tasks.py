@@ -32,6 +32,8 @@ from tests.queues import django_tasks as tasks
 WORKER = """
 import sys
 from django.core.management import call_command
+from tests.queues.work import end_with_the_test
+end_with_the_test()
 call_command("db_worker", interval=0.02, startup_delay=False, queue_name=sys.argv[1])
 """
 

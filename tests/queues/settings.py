@@ -16,9 +16,11 @@ TASKS = {
     "dummy": {"BACKEND": "django.tasks.backends.dummy.DummyBackend"},
 }
 
-HUEY = {
-    "huey_class": "huey.SqliteHuey",
-    "name": "tests",
-    "immediate": False,
-    "connection": {"filename": os.environ.get("HUEY_FILE", ":memory:")},
-}
+if "HUEY_FILE" in os.environ:
+    INSTALLED_APPS.append("huey.contrib.djhuey")
+    HUEY = {
+        "huey_class": "huey.SqliteHuey",
+        "name": "tests",
+        "immediate": False,
+        "connection": {"filename": os.environ["HUEY_FILE"]},
+    }

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +19,9 @@ def work(folder: str) -> str:
     place = Place(Path(folder))
     mark = place.path / f"in-{uuid.uuid4().hex}"
     mark.touch()
-    if place.inside() > 1:
-        (place.path / "overlap").touch()
+    place.look()
     wait_until((place.path / "open").exists, "the test lets it go")
+    place.look()
     mark.unlink()
     return "done"
 
@@ -35,6 +38,11 @@ class Place:
     def inside(self) -> int:
         return len(list(self.path.glob("in-*")))
 
+    def look(self) -> None:
+        """Note where two are inside."""
+        if self.inside() > 1:
+            (self.path / "overlap").touch()
+
     def wait_for(self, count: int) -> None:
         wait_until(lambda: self.inside() == count, f"{count} inside")
 
@@ -49,9 +57,27 @@ class Place:
 @contextlib.contextmanager
 def running(code: str, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Run a worker in a process of its own, which ends with the block for certain."""
+    code = f"import os\nos.setsid()\n{code}"
     process = spawn(code, *arguments, DJANGO_SETTINGS_MODULE="tests.queues.settings", **environment)
     try:
         yield process
     finally:
+        kill(process)
         process.kill()
-        process.communicate(timeout=LIMIT)
+        print(*process.communicate(timeout=LIMIT), sep="")  # noqa: T201 - pytest shows it where the test fails
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """Kill a worker and those that it forked, which would outlive it."""
+    with contextlib.suppress(ProcessLookupError):  # not yet a group of its own, or gone
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def end_with_the_test() -> None:
+    """Let a worker, and those that it forks, end when its test has ended in any way: its standard input ends too."""
+
+    def watch() -> None:
+        os.read(0, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
