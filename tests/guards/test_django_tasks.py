@@ -195,6 +195,15 @@ class TestInTheProcess:
         assert status(result) == "FAILED"
         assert result.errors[0].exception_class is transaction.TransactionManagementError
 
+    def test_enqueued_under_the_same_lock(self, name: str, place: Place, other: OtherSession) -> None:
+        """A function runs in it; a coroutine function is a task of the loop, so somebody else."""
+        place.open()
+        with advisory_lock(name):
+            assert immediate(tasks.skipping, name, str(place)).return_value == "done"
+            assert immediate(tasks.asynchronous, name, str(place)).return_value == "busy"
+            assert status(immediate(tasks.asynchronous_failing, name, str(place))) == "FAILED"
+        assert other.is_free(lock_key(name))
+
     def test_the_dummy_backend_takes_nothing(self, name: str, place: Place, other: OtherSession) -> None:
         result = tasks.skipping.using(backend="dummy").enqueue(name, str(place))
         assert status(result) == "READY"
@@ -207,8 +216,9 @@ class TestInTheProcess:
         other.drop(lock_key(name))
 
     def test_above_the_task_it_is_refused(self) -> None:
+        task: Any = tasks.unlocked
         with pytest.raises(TypeError, match="below @task"):
-            advisory_lock("x")(tasks.unlocked)
+            advisory_lock("x")(task)
 
 
 @pytest.mark.usefixtures("queue")

@@ -10,6 +10,7 @@ from huey import Huey
 
 from django_advisory_lock import AdvisoryLockJobMixin, LockTimeout, advisory_lock, try_advisory_lock
 from tests.queues.work import work
+from tests.support import LIMIT
 
 
 def first(name: str, *args: str) -> str:
@@ -27,43 +28,41 @@ class Job(AdvisoryLockJobMixin):
         return work(folder)
 
 
+def unlocked(name: str, folder: str) -> str:
+    return work(folder)
+
+
+@try_advisory_lock(first, default="busy")
+def skipping(name: str, folder: str) -> str:
+    close_old_connections()
+    return work(folder)
+
+
+@advisory_lock(first, timeout=0)
+def retrying(name: str, folder: str) -> str:
+    return work(folder)
+
+
+@advisory_lock(first, timeout=LIMIT)
+def waiting(name: str, folder: str) -> str:
+    return work(folder)
+
+
+def job(name: str, folder: str) -> str:
+    return str(Job().run(name, folder))
+
+
+def locked_by_huey(name: str, folder: str) -> str:
+    return work(folder)
+
+
 def register(huey: Huey) -> Any:
-    """Make the tasks of a storage."""
-
-    @huey.task()
-    def unlocked(name: str, folder: str) -> str:
-        return work(folder)
-
-    @huey.task()
-    @try_advisory_lock(first, default="busy")
-    def skipping(name: str, folder: str) -> str:
-        close_old_connections()
-        return work(folder)
-
-    @huey.task(retries=2)
-    @advisory_lock(first, timeout=0)
-    def retrying(name: str, folder: str) -> str:
-        return work(folder)
-
-    @huey.task()
-    @advisory_lock(first, timeout=20)
-    def waiting(name: str, folder: str) -> str:
-        return work(folder)
-
-    @huey.task()
-    def job(name: str, folder: str) -> str:
-        return str(Job().run(name, folder))
-
-    @huey.task()
-    @huey.lock_task("of huey")
-    def locked_by_huey(name: str, folder: str) -> str:
-        return work(folder)
-
+    """Make the tasks of a storage, as `@huey.task()` above them would."""
     return SimpleNamespace(
-        unlocked=unlocked,
-        skipping=skipping,
-        retrying=retrying,
-        waiting=waiting,
-        job=job,
-        locked_by_huey=locked_by_huey,
+        unlocked=huey.task()(unlocked),
+        skipping=huey.task()(skipping),
+        retrying=huey.task(retries=2)(retrying),
+        waiting=huey.task()(waiting),
+        job=huey.task()(job),
+        locked_by_huey=huey.task()(huey.lock_task("of huey")(locked_by_huey)),
     )
