@@ -367,6 +367,7 @@ class TestTheEndOfAWorker:
             worker.send_signal(signal.SIGTERM)
             assert worker.stdout is not None
             assert any("shutting down gracefully" in line for line in worker.stdout)
+            place.wait_for_a_beat()
             assert not other.is_free(lock_key(name))
             worker.send_signal(signal.SIGTERM)
             worker.wait(LIMIT)

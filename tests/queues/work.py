@@ -18,9 +18,14 @@ def work(folder: str) -> str:
     """Be inside until the test opens the place; note it where another one is inside too."""
     place = Place(Path(folder))
     mark = place.path / f"in-{uuid.uuid4().hex}"
+
+    def is_open() -> bool:
+        mark.touch()
+        return (place.path / "open").exists()
+
     mark.touch()
     place.look()
-    wait_until((place.path / "open").exists, "the test lets it go")
+    wait_until(is_open, "the test lets it go")
     place.look()
     mark.unlink()
     return "done"
@@ -37,6 +42,12 @@ class Place:
 
     def inside(self) -> int:
         return len(list(self.path.glob("in-*")))
+
+    def wait_for_a_beat(self) -> None:
+        """Wait until the one inside has gone on, so that no signal handler is at work above it."""
+        (mark,) = self.path.glob("in-*")
+        before = mark.stat().st_mtime_ns
+        wait_until(lambda: mark.stat().st_mtime_ns != before, "it goes on")
 
     def look(self) -> None:
         """Note where two are inside."""
