@@ -255,7 +255,7 @@ class LockHandle:
             if not self._was_asked:
                 self._warn_unasked(error)
             return
-        if self._outlasts_block:
+        if self._outlasts_block and error is None:
             return
         try:
             self._finish(owner, raised=error is not None)

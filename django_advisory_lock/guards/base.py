@@ -119,8 +119,8 @@ def refuse_hidden_hook(cls: type, mixin: type, hook: str, *, also_own: bool = Fa
     for base in [cls, *bases] if also_own else bases:
         if hook in vars(base) and not _calls_super(vars(base)[hook]):
             raise TypeError(
-                f"{cls.__qualname__}: {base.__qualname__} defines {hook}() before {mixin.__qualname__}, without super(),"
-                f" so nothing would be locked. Name {mixin.__qualname__} first, or call super().{hook}()."
+                f"{cls.__qualname__}: {base.__qualname__} defines {hook}() before {mixin.__qualname__}, without"
+                f" super(), so nothing would be locked. Name {mixin.__qualname__} first, or call super().{hook}()."
             )
 
 

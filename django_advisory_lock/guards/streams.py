@@ -79,8 +79,11 @@ def hand_over(handle: LockHandle, response: StreamingHttpResponse) -> None:
     """Let a response have the lock of the view that made it."""
     end = take_over(handle)
     if end is not None:
+        file = getattr(response, "file_to_stream", None)
         stream = _AsyncStream if response.is_async else _SyncStream
         response.streaming_content = stream(response.streaming_content, end)
+        if file is not None:
+            response.file_to_stream = file  # type: ignore[attr-defined] # the server may send it by itself
 
 
 def _end_unread(sender: Any = None, **kwargs: Any) -> None:
@@ -92,12 +95,13 @@ def _end_unread(sender: Any = None, **kwargs: Any) -> None:
     """
     if sender is None:
         return
-    for stream in list(_made.streams):
-        if not stream.is_read:
-            stream.close()
+    unread = [stream for stream in list(_made.streams) if not stream.is_read]
+    for stream in unread:
+        stream.is_read = True
+        stream.close()
     for connection in connections.all(initialized_only=True):
-        if sessions.settle_abandoned(connection):
-            connection.close_if_unusable_or_obsolete()
+        if sessions.settle_abandoned(connection) or unread:
+            connection.close_if_unusable_or_obsolete()  # as Django did at this signal, when the lock kept it open
 
 
 request_finished.connect(_end_unread, dispatch_uid="django_advisory_lock")

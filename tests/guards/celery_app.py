@@ -21,7 +21,7 @@ from tests.support import LIMIT, value, wait_until
 class Channel(filesystem.Channel):
     """A message appears as a whole: the broker of kombu creates a file and fills it while others may take it."""
 
-    def _put(self, queue: str, payload: Any, **kwargs: Any) -> None:  # type: ignore[override]
+    def _put(self, queue: str, payload: Any, **kwargs: Any) -> None:
         path = Path(self.data_folder_out, f"{time.monotonic_ns():020}_{os.getpid()}.{queue}.msg")
         path.with_suffix(".new").write_text(dumps(payload))
         path.with_suffix(".new").rename(path)
@@ -70,17 +70,17 @@ def tell(event: str, **facts: Any) -> None:
         events.write(json.dumps({"event": event, "pid": os.getpid(), **facts}).encode() + b"\n")
 
 
-@signals.worker_ready.connect  # type: ignore[untyped-decorator]
+@signals.worker_ready.connect
 def _ready(**kwargs: Any) -> None:
     tell("ready")
 
 
-@signals.worker_shutting_down.connect  # type: ignore[untyped-decorator]
+@signals.worker_shutting_down.connect
 def _ending(**kwargs: Any) -> None:
     tell("ending")
 
 
-@signals.task_postrun.connect  # type: ignore[untyped-decorator]
+@signals.task_postrun.connect
 def _over(task_id: str, task: Any, retval: Any, state: str, args: Any, **kwargs: Any) -> None:
     if "CELERY_TESTS" in os.environ:
         tell("over", id=task_id, task=task.name, label=args[0] if args else None, state=state, returned=repr(retval))
@@ -97,7 +97,7 @@ def body(label: str) -> str:
     return "done"
 
 
-class Locked(AdvisoryLockJobMixin, Task):  # type: ignore[misc]
+class Locked(AdvisoryLockJobMixin, Task):
     """For tasks that are functions."""
 
 
@@ -111,35 +111,35 @@ class Work(Locked):
 work = app.register_task(Work())
 
 
-@shared_task(base=Locked, lock_key="static", lock_using="persistent")  # type: ignore[untyped-decorator]
+@shared_task(base=Locked, lock_key="static", lock_using="persistent")
 def static(label: str) -> str:
     return body(label)
 
 
-@shared_task(base=Locked, bind=True)  # type: ignore[untyped-decorator]
+@shared_task(base=Locked, bind=True)
 def bound(self: Any, label: str) -> str:
     return f"{body(label)} {self.name}"
 
 
 # The worker puts the message back at once, and the server may see the end of the killed child a moment later.
-@shared_task(base=Locked, acks_late=True, reject_on_worker_lost=True, lock_timeout=LIMIT)  # type: ignore[untyped-decorator]
+@shared_task(base=Locked, acks_late=True, reject_on_worker_lost=True, lock_timeout=LIMIT)
 def late(label: str) -> str:
     return body(label)
 
 
-@shared_task  # type: ignore[untyped-decorator]
+@shared_task
 @try_advisory_lock("decorated", default="skipped")
 def decorated(label: str) -> str:
     return body(label)
 
 
-@shared_task(autoretry_for=(LockTimeout,), max_retries=1000, retry_kwargs={"countdown": 0.02})  # type: ignore[untyped-decorator]
+@shared_task(autoretry_for=(LockTimeout,), max_retries=1000, retry_kwargs={"countdown": 0.02})
 @advisory_lock("automatic", timeout=0)
 def automatic(label: str) -> str:
     return body(label)
 
 
-class Patient(AdvisoryLockJobMixin, Task):  # type: ignore[misc]
+class Patient(AdvisoryLockJobMixin, Task):
     """A task that comes back later where the lock is busy."""
 
     max_retries = 1000
@@ -163,7 +163,7 @@ class Brief(Patient):
 brief = app.register_task(Brief())
 
 
-@shared_task  # type: ignore[untyped-decorator]
+@shared_task
 def unlocked(label: str) -> str:
     """The control."""
     return body(label)

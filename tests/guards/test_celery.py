@@ -433,11 +433,11 @@ class TestInThisProcess:
             task(1)
 
     def test_keys_by_arguments(self, name: str, other: OtherSession) -> None:
-        class PerTenant(AdvisoryLockJobMixin, Task):  # type: ignore[misc]
+        class PerTenant(AdvisoryLockJobMixin, Task):
             def get_lock_key(self, tenant: str) -> Any:
                 return name, tenant
 
-        @app.task(name=name, base=PerTenant)  # type: ignore[untyped-decorator]
+        @app.task(name=name, base=PerTenant)
         def sync(tenant: str) -> str:
             return tenant
 
@@ -469,7 +469,7 @@ class TestInThisProcess:
             tried.append(number)
             return name
 
-        @app.task(name=name, autoretry_for=(LockTimeout,), max_retries=2, retry_kwargs={"countdown": 0})  # type: ignore[untyped-decorator]
+        @app.task(name=name, autoretry_for=(LockTimeout,), max_retries=2, retry_kwargs={"countdown": 0})
         @advisory_lock(key, timeout=0)
         def work(number: int) -> int:
             return number
@@ -484,7 +484,7 @@ class TestInThisProcess:
         """Where the hook raises the error again, it is one of the task's like any other."""
         tried = []
 
-        class Work(AdvisoryLockJobMixin, Task):  # type: ignore[misc]
+        class Work(AdvisoryLockJobMixin, Task):
             lock_key = name
             autoretry_for = (LockTimeout,)
             retry_kwargs = {"max_retries": 2, "countdown": 0}  # noqa: RUF012
@@ -511,7 +511,7 @@ class TestInThisProcess:
                 lock(celery_app.unlocked)
 
     def test_shared_tasks(self, name: str, other: OtherSession) -> None:
-        @shared_task(name=name)  # type: ignore[untyped-decorator]
+        @shared_task(name=name)
         @try_advisory_lock(name)
         def work() -> str:
             return "done"

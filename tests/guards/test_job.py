@@ -357,9 +357,9 @@ class TestInheritance:
 
     def test_a_base_before_the_mixin(self, watch: Watch) -> None:
         """It hides the method of the job, unless it calls super()."""
-        with pytest.raises(TypeError, match=r"Base comes before AdvisoryLockJobMixin and defines run\(\)"):
+        with pytest.raises(TypeError, match=r"Base defines run\(\) before AdvisoryLockJobMixin"):
             type("Job", (Base, AdvisoryLockJobMixin), {})
-        with pytest.raises(TypeError, match="Base comes before"):
+        with pytest.raises(TypeError, match="Base defines run"):
             type("Child", (Base, Own), {})
 
         class Timed:
@@ -949,7 +949,7 @@ class TestBusy:
     @pytest.mark.parametrize("where", ["body", "key", "hook"])
     @pytest.mark.parametrize("base", [Own, Asynchronous], ids=["sync", "async"])
     def test_the_same_error_from_elsewhere_passes_through(self, where: str, base: Any, other: OtherSession) -> None:
-        class Fails(base):  # type: ignore[misc]
+        class Fails(base):
             lock_method = "go"
 
             def get_lock_key(self, *args: Any, **kwargs: Any) -> Any:

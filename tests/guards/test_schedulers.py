@@ -382,13 +382,11 @@ class TestJobStores:
         assert job.__getstate__()["func"] == "tests.queues.scheduler:locked"
         assert pickle.loads(pickle.dumps(jobs.locked)) is jobs.locked
 
-    @pytest.mark.xfail(reason="the method of a job is a function that knows its object, and not a bound method")
     def test_a_method(self, scheduler: Any, name: str) -> None:
         job = jobs.Job()
         added = scheduler.add_job(job.run, "date", run_date=now() + timedelta(days=1), args=[name, ""])
         state = added.__getstate__()
         assert (state["func"], state["args"]) == ("tests.queues.scheduler:Job.run", (job, name, ""))
 
-    @pytest.mark.xfail(reason="the same")
     def test_a_pickled_method(self) -> None:
         pickle.loads(pickle.dumps(jobs.Job().run))
