@@ -45,6 +45,7 @@ class LockHandle:
     waited = 0.0
     _acquired = False
     _was_asked = False
+    _outlasts_block = False
     _longest_pause = 0.25  # seconds between two tries of a task that waits
     _hold: Hold | None = None
     _savepoint: transactions.BodySavepoint | None = None
@@ -253,6 +254,8 @@ class LockHandle:
         if not self._acquired:
             if not self._was_asked:
                 self._warn_unasked(error)
+            return
+        if self._outlasts_block and error is None:
             return
         try:
             self._finish(owner, raised=error is not None)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import TYPE_CHECKING
 
 from . import releasing
 from .exceptions import LockLost
-from .notices import logger
+from .notices import logger, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from .handles import LockHandle
+    from .holds import Hold
 
 
 def take_over(handle: LockHandle) -> Callable[[], None] | None:
@@ -25,14 +29,49 @@ def take_over(handle: LockHandle) -> Callable[[], None] | None:
     savepoint, handle._savepoint = handle._savepoint, None
     releasing.end_body(hold, savepoint)
     hold.disclaim()
+    handle._outlasts_block = True
 
     def end() -> None:
         try:
-            if not releasing.is_inherited(hold):
-                releasing.release(hold)
+            _release(hold)
         except LockLost:
             handle.lost.set()  # which is logged
-        except Exception:
+        except BaseException as error:
+            # An interrupt may strike before the release has begun; after it this sends nothing.
+            with contextlib.suppress(Exception):
+                _release(hold)
+            if not isinstance(error, Exception):
+                raise
             logger.exception("The lock %r on %r could not be released.", handle.key.name, handle.using)
 
     return end
+
+
+def _release(hold: Hold) -> None:
+    """Release a lock, unless this process has inherited it, or leave that to the next lock operation."""
+    if releasing.is_inherited(hold) or not hold.noted:
+        return
+    raw = hold.session.raw()
+    if raw is None or not raw.lock.locked() or not _is_in_a_query():
+        releasing.release(hold)
+        return
+    if hold in hold.session.abandoned:
+        return  # its handle was collected at the same time, which warns
+    hold.session.abandoned.append(hold)
+    hold.session.unpin(hold)
+    hold.unwatch()
+    logger.warning(
+        "A response was collected as garbage in the middle of a query. The next lock operation on %r frees %s.",
+        hold.using,
+        names(hold.keys),
+    )
+
+
+def _is_in_a_query() -> bool:
+    """Whether this thread is inside psycopg, and would wait for its own lock: garbage is collected anywhere."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("psycopg."):
+            return True
+        frame = frame.f_back
+    return False

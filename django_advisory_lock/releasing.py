@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error, connections
 
-from . import sessions, sql, transactions
+from . import hops, sessions, sql, transactions
 from .exceptions import LockLost
 from .notices import logger, names
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -82,8 +84,17 @@ def _unlock(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection) -> 
 
 
 def _cursor(connection: BaseDatabaseWrapper, raw: RawConnection) -> AbstractContextManager[Any]:
-    """Return Django's cursor; over the connection of another thread psycopg's, which keeps threads apart itself."""
-    return transactions.open_cursor(connection) if sessions.is_of_this_thread(connection) else raw.cursor()
+    """Return Django's cursor; in another thread or in a loop psycopg's, which keeps threads apart itself."""
+    if sessions.is_of_this_thread(connection) and not hops.can_wait():
+        return transactions.open_cursor(connection)
+    return _plain_cursor(connection, raw)
+
+
+@contextlib.contextmanager
+def _plain_cursor(connection: BaseDatabaseWrapper, raw: RawConnection) -> Iterator[Any]:
+    # Django's errors, and its note on the connection that one occurred: it is then looked at before the next request.
+    with connection.wrap_database_errors, raw.cursor() as cursor:
+        yield cursor
 
 
 def _free(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection, error: BaseException) -> None:

@@ -293,6 +293,16 @@ def attach(connection: BaseDatabaseWrapper) -> Session:
     return _sessions.setdefault(raw, Session(raw)) if session is None else session
 
 
+def settle_abandoned(connection: BaseDatabaseWrapper) -> bool:
+    """Free what handles that were dropped have left on a connection; tell whether there was anything."""
+    raw = connection.connection
+    session = _sessions.get(raw) if isinstance(raw, psycopg.Connection) else None
+    if session is None or session.process != os.getpid() or not session.abandoned:
+        return False
+    session.settle(connection)
+    return True
+
+
 def end(connection: BaseDatabaseWrapper, session: Session) -> None:
     """Close a session that cannot be asked what it holds: the server frees all of its locks."""
     raw = session.raw()

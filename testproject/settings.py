@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from testproject.embedded_postgres import database_settings
 
+if find_spec("rest_framework") is None:
+    sys.exit("The shop needs Django REST framework. Install the project with its extra: pip install -e '.[test]'.")
+
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 SECRET_KEY = "django-insecure-of-the-test-project"
-DEBUG = True
+DEBUG = os.environ.get("SHOP_DEBUG", "1") != "0"
 ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]"]
 
 INSTALLED_APPS = [
@@ -21,6 +25,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
+    "rest_framework",
     "django_advisory_lock",
     "testproject.shop",
 ]
@@ -65,3 +70,24 @@ ADVISORY_LOCK_NAMESPACE = os.environ.get("SHOP_LOCK_NAMESPACE", "")
 TIME_ZONE = "UTC"
 USE_TZ = True
 STATIC_URL = "static/"
+
+REST_FRAMEWORK = {
+    # Basic first: a stranger is asked who he is (401), not sent away (403).
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "rest_framework.authentication.BasicAuthentication",
+        "rest_framework.authentication.SessionAuthentication",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+}
+
+# See testproject/celery.py.
+CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL", "filesystem://")
+if CELERY_BROKER_URL == "filesystem://":
+    CELERY_BROKER_TRANSPORT_OPTIONS = {
+        "data_folder_in": str(BASE_DIR / ".celery" / "messages"),
+        "data_folder_out": str(BASE_DIR / ".celery" / "messages"),
+        "control_folder": str(BASE_DIR / ".celery" / "control"),
+    }
+CELERY_TASK_ALWAYS_EAGER = os.environ.get("SHOP_CELERY_EAGER", "0") != "0"
+CELERY_TASK_EAGER_PROPAGATES = True

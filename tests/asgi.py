@@ -94,3 +94,15 @@ def make_application() -> ASGIHandler:
     changed: Any = settings
     changed.ROOT_URLCONF, changed.ALLOWED_HOSTS = __name__, ["*"]
     return get_asgi_application()
+
+
+def serve(descriptor: int, application: str) -> None:
+    """Serve one of the applications of the tests on a socket that listens already, until a signal comes."""
+    import socket
+
+    import uvicorn
+    from django.core.asgi import get_asgi_application
+
+    app = make_application() if application == "own" else get_asgi_application()
+    config = uvicorn.Config(app, log_level="warning", lifespan="off")
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=descriptor)])

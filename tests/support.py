@@ -174,14 +174,19 @@ def statements(count: int, alias: str = "default") -> Iterator[None]:
     assert len(sent) == count, sent
 
 
-def spawn(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Run Python code in a process of its own, with Django set up on the database of the tests."""
+def environment(**changes: str) -> dict[str, str]:
+    """Return the environment of a process with Django on the database of the tests."""
     named = {"dbname": "PGDATABASE", "host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "password": "PGPASSWORD"}
     server = {named[name]: str(value) for name, value in parameters().items()}
     inherited = {name: value for name, value in os.environ.items() if name not in {"DATABASE_URL", "PGSERVICE"}}
+    return {**inherited, **server, "DJANGO_SETTINGS_MODULE": "tests.settings", **changes}
+
+
+def spawn(code: str, *arguments: str, **changes: str) -> subprocess.Popen[str]:
+    """Run Python code in a process of its own, with Django set up on the database of the tests."""
     return subprocess.Popen(
         [sys.executable, "-c", f"import django; django.setup()\n{code}", *arguments],
-        env={**inherited, **server, "DJANGO_SETTINGS_MODULE": "tests.settings", **environment},
+        env=environment(**changes),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -7,21 +7,15 @@ import contextlib
 import contextvars
 import functools
 import gc
-import importlib.util
 import inspect
 import logging
-import os
 import random
 import re
 import signal
-import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from pathlib import Path
-from subprocess import Popen
 from typing import Any, TypeVar
 
 import pytest
@@ -53,6 +47,7 @@ from django_advisory_lock import (
 )
 from tests.support import LIMIT, OtherSession, Thread, backend_pid, output, spawn, value, wait_until
 from tests.testapp.models import Account
+from tests.webserver import WebServer, answers, uvicorn
 
 T = TypeVar("T")
 
@@ -2129,116 +2124,56 @@ class TestAsgi:
         assert account.balance == 6 if view == "locked" else account.balance < 6
 
 
-def required(package: str) -> None:
-    """Without a package of the tests skip, or fail where every tool is required, as in `.ci/run`."""
-    if importlib.util.find_spec(package) is None:
-        message = f"NOT TESTED: there is no {package} in this environment."
-        if os.environ.get("TESTS_REQUIRE_TOOLS"):
-            pytest.fail(message)
-        pytest.skip(message)
-
-
-class Server:
-    """A real server process on a unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-        code = "import sys, uvicorn\nuvicorn.run('tests.asgi:make_application', factory=True, uds=sys.argv[1])"
-        self.process: Popen[str] = spawn(code.replace("uds=", "log_level='error', uds="), self.path)
-
-    async def send(self, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_unix_connection(self.path)
-        writer.write(f"GET {path} HTTP/1.0\r\nHost: test\r\n\r\n".encode())
-        await writer.drain()
-        return reader, writer
-
-    async def get(self, path: str) -> tuple[int, str]:
-        reader, writer = await self.send(path)
-        head, _, body = (await asyncio.wait_for(reader.read(), 2 * LIMIT)).decode().partition("\r\n\r\n")
-        writer.close()
-        return int(head.split()[1]), body
-
-    def wait_until_up(self) -> None:
-        def is_up() -> bool:
-            assert self.process.poll() is None, self.process.stderr and self.process.stderr.read()
-            # The file is there before anybody listens.
-            with socket.socket(socket.AF_UNIX) as client:
-                return client.connect_ex(str(self.path)) == 0
-
-        wait_until(is_up, "the server is up")
-
-    def stop(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.communicate(timeout=LIMIT)
-        finally:
-            self.process.kill()
-            self.process.wait()
+@pytest.fixture(scope="module")
+def running(django_db_setup: None) -> Iterator[WebServer]:
+    with uvicorn("own", application="own", settings="tests.settings") as server:
+        yield server
 
 
 class TestServer:
     @pytest.fixture
-    def server(self, other: OtherSession) -> Iterator[Server]:
-        required("uvicorn")
-        # Not pytest's own directory, whose path may be too long for a socket.
-        with tempfile.TemporaryDirectory() as directory:
-            server = Server(Path(directory) / "socket")
-            try:
-                server.wait_until_up()
-                yield server
-            finally:
-                server.stop()
+    def server(self, running: WebServer, other: OtherSession) -> Iterator[WebServer]:
+        yield running
+        running.forget_clients()
 
-    def test_simultaneous_requests(self, server: Server, name: str, other: OtherSession) -> None:
+    def test_simultaneous_requests(self, server: WebServer, name: str, other: OtherSession) -> None:
         """Each has a thread and a session of its own; without the lock updates are lost."""
         counts: dict[str, int] = {}
         for view in ("unlocked", "locked"):
             account = Account.objects.create()
-
-            async def main(path: str = f"/{view}/{name}/{account.pk}") -> None:
-                answers = await asyncio.gather(*(server.get(path) for _ in range(12)))
-                assert {status for status, _ in answers} == {200}, answers
-
-            asyncio.run(main())
+            found = answers(server.at_once(12, f"/{view}/{name}/{account.pk}"))
+            assert {answer.status for answer in found} == {200}, found
             account.refresh_from_db()
             account.delete()
             counts[view] = account.balance
         assert counts["locked"] == 12
         assert counts["unlocked"] < 12
 
-    def test_busy(self, server: Server, name: str, other: OtherSession) -> None:
+    def test_busy(self, server: WebServer, name: str, other: OtherSession) -> None:
         other.take(lock_key(name))
-        status, body = asyncio.run(server.get(f"/block/{name}"))
-        assert status == 409
-        assert f"pid {other.pid} (other-session)" in body
-        assert asyncio.run(server.get(f"/tried/{name}"))[0] == 409
+        answer = server.get(f"/block/{name}")
+        assert answer.status == 409
+        assert f"pid {other.pid} (other-session)" in answer.body
+        assert server.get(f"/tried/{name}").status == 409
         other.drop(lock_key(name))
-        assert asyncio.run(server.get(f"/block/{name}")) == (200, "True")
+        assert server.get(f"/block/{name}").body == "True"
 
-    def test_a_stream_that_is_left_half_way(self, server: Server, name: str, other: OtherSession) -> None:
+    def test_a_stream_that_is_left_half_way(self, server: WebServer, name: str, other: OtherSession) -> None:
         """Case 88."""
+        request = server.send(f"/streamed/{name}")
+        request.read_until(b"line")
+        assert other.holders(lock_key(name)) == 1
+        request.go_away()
+        other.wait_until_free(lock_key(name))
 
-        async def main() -> None:
-            reader, writer = await server.send(f"/streamed/{name}")
-            await asyncio.wait_for(reader.readuntil(b"line"), LIMIT)
-            assert other.holders(lock_key(name)) == 1
-            writer.close()
-            await until(lambda: other.holders(lock_key(name)) == 0, "freed")
-
-        asyncio.run(main())
-
-    def test_a_client_that_goes_away(self, server: Server, name: str, other: OtherSession) -> None:
+    def test_a_client_that_goes_away(self, server: WebServer, name: str, other: OtherSession) -> None:
         """Django cancels the view: the lock is freed, and a request that waited for it gets it."""
-
-        async def main() -> None:
-            _, holder = await server.send(f"/held/{name}")
-            await until(lambda: other.holders(lock_key(name)) == 1)
-            _, waiter = await server.send(f"/held/{name}")
-            waiting = asyncio.create_task(server.get(f"/sync/{name}"))
-            await until(lambda: other.waiters(lock_key(name)) == 1)
-            waiter.close()
-            holder.close()
-            assert await waiting == (200, "True")
-            await until(lambda: other.holders(lock_key(name)) == 0)
-
-        asyncio.run(main())
+        holder = server.send(f"/held/{name}")
+        wait_until(lambda: other.holders(lock_key(name)) == 1)
+        waiter = server.send(f"/held/{name}")
+        waiting = server.send(f"/sync/{name}")
+        other.wait_for_waiters(lock_key(name))
+        waiter.go_away()
+        holder.go_away()
+        assert waiting.answer().body == "True"
+        other.wait_until_free(lock_key(name))

@@ -110,6 +110,11 @@ class TestClaims:
             (True, claims.gave_up_meanwhile(1, 9)),
             (False, claims.gave_up_meanwhile(2, 8)),
             (False, claims.gave_up_meanwhile(0, 10)),
+            (True, claims.one_answered([302, 409, 409], command_skipped=True)),
+            (False, claims.one_answered([302, 409, 409], command_skipped=False)),
+            (False, claims.one_answered([302, 302, 409], command_skipped=True)),
+            (False, claims.one_answered([409, 409, 409], command_skipped=True)),
+            (False, claims.one_answered([302, 409, 500], command_skipped=True)),
             (True, claims.never_two(APART)),
             (False, claims.never_two(TOGETHER)),
             (False, claims.never_two([*APART, (5.9, 7.0)])),
@@ -217,8 +222,8 @@ class TestDemo:
             demo.kill()
         output = shop.run(*DEMO)
         assert "✗" not in output
-        assert output.count("✓") == 17
-        assert "All 17 claims hold." in output
+        assert output.count("✓") == 20
+        assert "All 20 claims hold." in output
         assert max(map(len, output.splitlines())) <= 80
         assert shop.ask("SELECT count(*) FROM shop_account") == [6]
         assert shop.ask(SESSIONS, "shop-demo %") == [0]
@@ -235,6 +240,7 @@ class TestDemo:
         assert "- 3 of 3 copies worked, 0 skipped" in output
         assert "- never two at work at the same time (3 overlaps in the log)" in output
         assert "- no account was in two hands at a time" in output
+        assert "- 1 of 5 requests worked, 4 were answered 409; the command worked" in output
         assert " before the kill" in output
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)

@@ -1,23 +1,31 @@
-"""The shop of the test project, each command as a process of its own, on a database of its own."""
+"""The shop of the test project, on a database of its own: its commands, pages, API and jobs."""
 
 import contextlib
+import csv
+import io
 import os
 import secrets
 import subprocess
 import sys
 import time
 from datetime import datetime, timezone
+from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
 
+import django
 import psycopg
 import pytest
-from django.db import connection
+from django.core.management import execute_from_command_line
+from django.db import connection, connections, transaction
+from django.test import Client, override_settings
+from django.test.html import parse_html
 from psycopg import sql
 
 from django_advisory_lock import LockKey, lock_key
 from testproject.demo.processes import database_url
 from testproject.shop.months import month_bounds
+from tests.support import Thread
 
 PROJECT = Path(__file__).resolve().parent.parent
 SECONDS = 100
@@ -45,7 +53,7 @@ class Shop:
         )
 
     def run(self, *arguments, status=0, **environment):
-        """Run a command, check its exit status, and return what it wrote: stdout, and stderr behind it."""
+        """Run a command in a process of its own, check its exit status, and return all that it wrote."""
         with self.start(*arguments, **environment) as process:
             try:
                 output, errors = process.communicate(timeout=SECONDS)
@@ -68,6 +76,13 @@ class Shop:
         finally:
             assert self.ask(f"SELECT pg_advisory_unlock({arguments})", *key.args) == [True]
 
+    @contextlib.contextmanager
+    def table_held(self, table):
+        """Let nobody write to a table until the block ends; yield what waits until so many sessions want to."""
+        with self.connection.transaction():
+            self.connection.execute(sql.SQL("LOCK TABLE {} IN EXCLUSIVE MODE").format(sql.Identifier(table)))
+            yield lambda count=1: until(lambda: self.ask(WAITING, "relation") == [count])
+
     def reset(self):
         self.connection.execute("TRUNCATE shop_run, shop_monthlyreport")
         self.connection.execute("UPDATE shop_account SET balance = 0, synced_at = NULL")
@@ -89,23 +104,75 @@ def new_shop(*, accounts, orders):
         try:
             shop = Shop(database_url(parameters | {"dbname": name}))
             with shop.connection:
-                shop.run("migrate", "--verbosity=0")
-                shop.run("seed", f"--accounts={accounts}", f"--orders={orders}", "--verbosity=0")
+                seed = f"call_command('seed', accounts={accounts}, orders={orders}, verbosity=0)"
+                code = f"from django.core.management import call_command; call_command('migrate', verbosity=0); {seed}"
+                shop.run("shell", "--verbosity=0", f"--command={code}")
                 yield shop
         finally:
             admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
+class LocalShop:
+    """The same shop with this process as one more of its processes: what is run here needs none to be started."""
+
+    def __init__(self, apart):
+        self.apart = apart  # whose run() is a process of its own
+
+    def __getattr__(self, name):
+        return getattr(self.apart, name)
+
+    def run(self, *arguments, status=0):
+        """Do what manage.py does with a command line, check the exit status, and return all that was written."""
+        output, errors = io.StringIO(), io.StringIO()
+        found: object = 0
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            try:
+                execute_from_command_line(["manage.py", *arguments])
+            except SystemExit as end:
+                found = end.code
+        written = output.getvalue() + errors.getvalue()
+        assert found == status, written
+        return written
+
+
+@contextlib.contextmanager
+def moved_in(shop):
+    """Make the settings of the shop those of this process, and its database the default one."""
+    from testproject import settings as project
+
+    names = [name for name in dir(project) if name.isupper() and name not in ("DATABASES", "ALLOWED_HOSTS")]
+    changed = {"DEBUG": False, "ADVISORY_LOCK_NAMESPACE": "", "CELERY_TASK_ALWAYS_EAGER": True}
+    default = connections.settings["default"]
+    name = default["NAME"]
+    connections["default"].close()
+    default["NAME"] = connections["default"].settings_dict["NAME"] = shop.connection.info.dbname
+    try:
+        with override_settings(**{name: getattr(project, name) for name in names} | changed):
+            yield LocalShop(shop)
+    finally:
+        connections["default"].close()
+        default["NAME"] = connections["default"].settings_dict["NAME"] = name
+
+
 @pytest.fixture(scope="module")
-def module_shop():
-    with new_shop(accounts=5, orders=300) as shop:
-        yield shop
+def module_shop(django_db_setup):
+    with new_shop(accounts=5, orders=300) as shop, moved_in(shop) as local:
+        yield local
+
+
+ADVISORY = """
+    SELECT pid, mode FROM pg_locks WHERE locktype = 'advisory'
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
 
 @pytest.fixture
 def shop(module_shop):
+    """Nothing is done yet; after the test no advisory lock may be left, though the connection is still open."""
     module_shop.reset()
-    return module_shop
+    yield module_shop
+    left = module_shop.ask(ADVISORY)
+    connections.close_all()
+    assert left == []
 
 
 WAITING = """
@@ -144,23 +211,19 @@ def test_month_bounds(month, start, end):
 
 class TestProject:
     def test_checks(self, shop):
-        assert "no issues" in shop.run("check", "--database=default")
+        """In a process of its own, where warnings are errors from the first import on."""
+        assert "no issues" in shop.apart.run("check", "--database=default")
 
     def test_migrations_are_complete(self, shop):
         assert "No changes" in shop.run("makemigrations", "--check", "--dry-run")
 
     def test_sessions_have_a_telling_name(self, shop):
         code = "from testproject.demo.server import ask; print(ask('SHOW application_name'))"
-        assert shop.run("shell", "--verbosity=0", f"--command={code}") == "manage.py shell\n"
+        assert shop.apart.run("shell", "--verbosity=0", f"--command={code}") == "manage.py shell\n"
 
     def test_help(self, shop):
         names = ["seed", "refresh_reports", "generate_monthly_report", "sync_accounts", "demo"]
-        code = (
-            "from django.core.management import load_command_class\n"
-            f"for name in {names}: load_command_class('testproject.shop', name).print_help('manage.py', name)"
-        )
-        output = shop.run("shell", "--verbosity=0", f"--command={code}")
-        assert [f"usage: manage.py {name} " in output for name in names] == [True] * len(names)
+        assert [f"usage: manage.py {name} " in shop.run(name, "--help") for name in names] == [True] * len(names)
 
 
 class TestSeed:
@@ -191,10 +254,10 @@ class TestSeed:
         months = shop.ask("SELECT DISTINCT to_char(placed_at AT TIME ZONE 'UTC', 'YYYY-MM') FROM shop_order ORDER BY 1")
         assert (len(months), months[0], months[-1]) == (12, "2025-10", "2026-09")
 
-    def test_defaults(self):
-        with new_shop(accounts=1, orders=1) as shop:
-            shop.run("seed", "--verbosity=0")
-            contents = shop.contents()
+    def test_defaults(self, shop):
+        shop.run("seed", "--verbosity=0")
+        contents = shop.contents()
+        shop.run("seed", "--accounts=5", "--orders=300", "--verbosity=0")
         assert (contents["shop_account"][0], contents["shop_order"][0]) == (200, 20_000)
 
     def test_refuses_nothing(self, shop):
@@ -263,12 +326,10 @@ class TestSyncAccounts:
 
     def test_looks_again_under_the_lock(self, shop):
         """Both read the list before either syncs, so whatever is done meanwhile is found out under the lock."""
-        shop.connection.execute("BEGIN")
-        shop.connection.execute("LOCK TABLE shop_account IN EXCLUSIVE MODE")
         with shop.start("sync_accounts", "--delay=0") as one, shop.start("sync_accounts", "--delay=0") as two:
-            until(lambda: shop.ask(WAITING, "relation") == [2])
-            shop.connection.execute("UPDATE shop_account SET synced_at = now() WHERE id > 2")
-            shop.connection.execute("COMMIT")
+            with shop.table_held("shop_account") as wait_for:
+                wait_for(2)
+                shop.connection.execute("UPDATE shop_account SET synced_at = now() WHERE id > 2")
             outputs = [process.communicate(timeout=SECONDS)[0] for process in (one, two)]
         # Each got one of the first two accounts, and found the other one busy or done.
         assert all(output.startswith("Accounts synced: 1; ") for output in outputs)
@@ -297,3 +358,303 @@ def test_quiet_at_verbosity_0(shop, command):
 def test_a_busy_command_is_quiet_at_verbosity_0(shop):
     with shop.held(REFRESH):
         assert shop.run("refresh_reports", "--verbosity=0") == ""
+
+
+def post(path, **data):
+    return Client().post(path, data)
+
+
+def post_elsewhere(path):
+    """Post in another thread, so over another session; return the status."""
+    return Thread(lambda: post(path).status_code).result()
+
+
+MONTH = "/reports/2026-09/"
+CSV = "/reports/2026-09/orders.csv"
+SYNC = "/accounts/2/sync/"
+GENERATE = "/api/reports/2026-09/generate/"
+
+
+class TestPages:
+    @pytest.mark.parametrize(
+        ("path", "status"), [("/", 200), (MONTH, 200), ("/accounts/", 200), ("/reports/2031-01/", 404), ("/x", 404)]
+    )
+    def test_is_whole(self, shop, path, status):
+        response = Client().get(path)
+        assert response.status_code == status
+        text = response.content.decode()
+        parse_html(text)  # refuses what is not closed
+        assert [text.count(tag) for tag in ("<h1>", "<main", "<title>", "<html lang=")] == [1] * 4
+        assert "<script" not in text
+
+    def test_style_comes_from_here(self, shop):
+        response = Client().get("/static/shop/shop.css")
+        assert response.status_code == 200
+        style = b"".join(response).decode()
+        assert "prefers-color-scheme: dark" in style
+        assert "url(" not in style
+        assert "@import" not in style
+
+    def test_overview(self, shop):
+        assert Client().get("/").content.decode().count("Not computed yet") == 12
+        shop.run("generate_monthly_report", "2026-09", "--verbosity=0")
+        ((count, host, pid),) = shop.ask(
+            "SELECT order_count, computed_by_host, computed_by_pid FROM shop_monthlyreport"
+        )
+        text = Client().get("/").content.decode()
+        assert text.count("Not computed yet") == 11
+        assert f'<td class="number">{count}</td>' in text
+        assert f"{host}, process {pid}" in text
+        assert text.index("2026-09") < text.index("2025-10")
+
+    def test_empty_shop_says_what_to_do(self, shop):
+        from testproject.shop.models import Account
+
+        with transaction.atomic():
+            Account.objects.all().delete()  # and their orders
+            for path in ("/", "/accounts/"):
+                assert "manage.py seed" in Client().get(path).content.decode()
+            transaction.set_rollback(True)
+
+    def test_generate(self, shop):
+        response = Client().post(MONTH, follow=True)
+        assert response.redirect_chain == [(MONTH, 302)]
+        assert "The report of 2026-09 is ready" in response.content.decode()
+        assert shop.ask(TestRefreshReports.REPORTS) == shop.ask(TestRefreshReports.TRUTH)[-1:]
+        assert shop.ask("SELECT subject, pid FROM shop_run WHERE finished_at > started_at") == [
+            ("2026-09", os.getpid())
+        ]
+
+    def test_generate_needs_the_token(self, shop):
+        client = Client(enforce_csrf_checks=True)
+        assert client.post(MONTH).status_code == 403
+        token = client.get(MONTH).cookies["csrftoken"].value
+        assert client.post(MONTH, {"csrfmiddlewaretoken": token}).status_code == 302
+
+    def test_busy_month_says_so_and_can_be_read(self, shop):
+        with shop.held(SEPTEMBER):
+            response = post(MONTH)
+            assert (response.status_code, response["Retry-After"]) == (409, "2")
+            assert "Nothing was done." in response.content.decode()
+            assert "Try again" in response.content.decode()
+            parse_html(response.content.decode())
+            assert Client().get(MONTH).status_code == 200
+            assert shop.contents()["shop_run"][0] == 0
+            assert post("/reports/2026-08/").status_code == 302
+        assert post(MONTH).status_code == 302
+
+    @pytest.mark.parametrize("month", ["2031-01", "2026-13", "2026-9"])
+    def test_no_such_month(self, shop, month):
+        assert Client().get(f"/reports/{month}/").status_code == 404
+        assert post(f"/reports/{month}/").status_code == 404
+        assert Client().get(f"/reports/{month}/orders.csv").status_code == 404
+
+    def test_sync(self, shop):
+        response = Client().post(SYNC, {"page": "1"}, follow=True)
+        assert response.redirect_chain == [("/accounts/?page=1#account-2", 302)]
+        assert "Account 2 is synced." in response.content.decode()
+        assert shop.ask(TestSyncAccounts.SYNCED) == [2]
+
+    def test_busy_account(self, shop):
+        with shop.held(sync_key(2)):
+            response = post(SYNC)
+            assert (response.status_code, response["Retry-After"]) == (409, "1")
+            assert "409.html" in [template.name for template in response.templates]
+            parse_html(response.content.decode())
+            assert post("/accounts/3/sync/").status_code == 302
+        assert shop.ask(TestSyncAccounts.SYNCED) == [3]
+
+    @pytest.mark.parametrize("pk", ["0", "999", str(2**63 - 1), str(2**63), "9" * 40])
+    def test_no_such_account(self, shop, pk):
+        assert post(f"/accounts/{pk}/sync/").status_code == 404
+
+    def test_sync_is_for_post(self, shop):
+        assert Client().get(SYNC).status_code == 405
+
+    def test_pages_of_accounts(self, shop):
+        assert Client().get("/accounts/?page=2").status_code == 404
+        assert Client().get("/accounts/?page=1").content.decode().count(">Sync</button>") == 5
+
+
+class TestExport:
+    TRUTH = """
+        SELECT o.id, o.amount, a.name FROM shop_order o JOIN shop_account a ON a.id = account_id
+        WHERE to_char(placed_at AT TIME ZONE 'UTC', 'YYYY-MM') = '2026-09' ORDER BY placed_at, o.id"""
+
+    def test_orders(self, shop):
+        response = Client().get(CSV)
+        head, *rows = csv.reader(b"".join(response).decode().splitlines())
+        assert response["Content-Type"] == "text/csv; charset=utf-8"
+        assert response["Content-Disposition"] == 'attachment; filename="orders-2026-09.csv"'
+        assert head == ["order", "placed_at", "account", "amount"]
+        assert [(int(row[0]), Decimal(row[3]), row[2]) for row in rows] == shop.ask(self.TRUTH)
+
+    def test_no_new_report_while_it_streams(self, shop):
+        response = Client().get(CSV)
+        lines = iter(response)
+        assert next(lines).startswith(b"order,")
+        assert [mode for _, mode in shop.ask(ADVISORY)] == ["ShareLock"]
+        assert post_elsewhere(MONTH) == 409
+        assert post_elsewhere("/reports/2026-08/") == 302
+        assert shop.apart.run("generate_monthly_report", "2026-09").startswith("Skipped.")
+        assert len(list(lines)) == len(shop.ask(self.TRUTH))
+        assert shop.ask(ADVISORY) == []
+        assert post_elsewhere(MONTH) == 302
+
+    def test_nor_in_the_thread_that_began_to_stream(self, shop):
+        """Its session has the lock, which is the response's now: the thread's next request is not let in by it."""
+        response = Client().get(CSV)
+        assert post(MONTH).status_code == 409
+        response.close()
+        assert post(MONTH).status_code == 302
+
+    def test_several_at_once(self, shop):
+        def read():
+            return b"".join(Client().get(CSV))
+
+        response = Client().get(CSV)
+        assert Thread(read).result() == read() == b"".join(response)
+
+    def test_client_that_goes_away_half_way(self, shop):
+        response = Client().get(CSV)
+        next(iter(response))
+        response.close()
+        assert shop.ask(ADVISORY) == []
+
+    def test_head(self, shop):
+        response = Client().head(CSV)
+        assert response.status_code == 200
+        response.close()
+        assert shop.ask(ADVISORY) == []
+
+    def test_not_while_the_report_is_computed(self, shop):
+        with shop.held(SEPTEMBER):
+            response = Client().get(CSV)
+        assert response.status_code == 409
+        assert "Nothing was done." in response.content.decode()
+
+
+class TestApi:
+    @pytest.fixture
+    def client(self, shop):
+        from django.contrib.auth.models import User
+
+        client = Client()
+        client.force_login(User.objects.get_or_create(username="somebody")[0])
+        return client
+
+    def test_generate(self, shop, client):
+        response = client.post(GENERATE)
+        assert response.status_code == 200
+        report = response.json()
+        assert (report["month"], report["order_count"], Decimal(report["total"])) == shop.ask(
+            TestRefreshReports.REPORTS
+        )[0]
+        assert report == client.get("/api/reports/2026-09/").json()
+        assert client.get("/api/reports/").json() == [report]
+
+    @pytest.mark.parametrize("accept", ["*/*", "application/json", "text/csv"])
+    def test_busy(self, shop, client, accept):
+        with shop.held(SEPTEMBER):
+            response = client.post(GENERATE, headers={"accept": accept})
+            if accept != "text/csv":  # which is refused before anything else
+                assert (response.status_code, response["Retry-After"]) == (409, "1")
+            assert response["Content-Type"] == "application/json"
+            assert list(response.json()) == ["detail"]
+            assert client.get("/api/reports/").status_code == 200
+            assert client.post("/api/reports/2026-08/generate/").status_code == 200
+        assert shop.ask("SELECT subject FROM shop_run") == ["2026-08"]
+
+    def test_stranger_is_refused_before_the_lock_is_tried(self, shop):
+        with shop.held(SEPTEMBER):
+            assert post(GENERATE).status_code == 401
+        assert post(GENERATE).status_code == 401
+        assert Client().get("/api/reports/").status_code == 401
+        assert shop.contents()["shop_run"][0] == 0
+
+    def test_no_such_month(self, shop, client):
+        response = client.post("/api/reports/2031-01/generate/")
+        assert (response.status_code, response.json()) == (
+            404,
+            {"detail": "There are no orders in 2031-01, so there is nothing to report."},
+        )
+        assert client.post("/api/reports/2026-13/generate/").status_code == 404
+        assert client.get("/api/reports/2026-09/").status_code == 404  # not computed yet
+
+    def test_missing_framework_is_named(self, shop, tmp_path):
+        (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['rest_framework'] = None\n")
+        written = shop.apart.run("check", status=1, PYTHONPATH=str(tmp_path))
+        assert written.startswith("The shop needs Django REST framework.")
+        assert "Traceback" not in written
+
+
+class TestJobs:
+    @pytest.fixture
+    def jobs(self, shop):
+        from testproject.shop import jobs
+
+        return jobs
+
+    def test_generate(self, shop, jobs):
+        truth = shop.ask(TestRefreshReports.TRUTH)[-1:]
+        assert jobs.generate.delay("2026-09").get() == truth[0][1]
+        assert shop.ask(TestRefreshReports.REPORTS) == truth
+
+    def test_generate_busy(self, shop, jobs):
+        with shop.held(SEPTEMBER):
+            assert jobs.generate.delay("2026-09").get() == "busy"
+            assert jobs.generate.delay("2026-08").get() > 0
+        assert shop.ask("SELECT subject FROM shop_run") == ["2026-08"]
+
+    def test_sync(self, shop, jobs):
+        with shop.held(sync_key(2)):
+            assert [jobs.sync.delay(pk).get() for pk in (1, 2, 3)] == ["synced", "busy", "synced"]
+        assert shop.ask(TestSyncAccounts.SYNCED) == [1, 3]
+
+    def test_celery_finds_them(self, jobs):
+        jobs.app.loader.import_default_modules()
+        assert {"shop.generate", "shop.sync"} <= set(jobs.app.tasks)
+
+    @pytest.mark.skipif(django.VERSION < (6, 0), reason="Django has tasks of its own from 6.0 on")
+    def test_task_of_django(self, shop, jobs):
+        with shop.held(SEPTEMBER):
+            busy = jobs.generate_by_django.enqueue("2026-09")
+        assert (busy.status.name, busy.return_value) == ("SUCCESSFUL", None)
+        done = jobs.generate_by_django.enqueue("2026-09")
+        assert (done.status.name, done.return_value) == ("SUCCESSFUL", shop.ask(TestRefreshReports.TRUTH)[-1][1])
+
+
+class TestTogether:
+    """Whoever computes the report of a month keeps all others out, whatever they are."""
+
+    AT_WORK = "SELECT count(*) FROM shop_run WHERE finished_at IS NULL"
+
+    def others(self):
+        from django.contrib.auth.models import User
+
+        from testproject.shop.jobs import generate
+
+        client = Client()
+        client.force_login(User.objects.get_or_create(username="somebody")[0])
+        return post(MONTH).status_code, client.post(GENERATE).status_code, generate.delay("2026-09").get()
+
+    def test_command_at_work(self, shop):
+        with shop.start("generate_monthly_report", "2026-09") as command:
+            with shop.table_held("shop_monthlyreport") as wait_for:
+                wait_for()
+                assert self.others() == (409, 409, "busy")
+            assert command.communicate(timeout=SECONDS)[0].startswith("2026-09: ")
+        assert shop.ask("SELECT pid FROM shop_run") == [command.pid]
+
+    def test_page_at_work(self, shop):
+        with shop.table_held("shop_monthlyreport") as wait_for:
+            page = Thread(lambda: post(MONTH).status_code)
+            wait_for()
+            assert shop.run("generate_monthly_report", "2026-09").startswith("Skipped.")
+            assert self.others() == (409, 409, "busy")
+            assert shop.ask(self.AT_WORK) == [1]
+            # What keeps them out is the lock: without it the second one is let in.
+            command = Thread(lambda: shop.run("generate_monthly_report", "2026-09", "--no-lock", "--verbosity=0"))
+            wait_for(2)
+            assert shop.ask(self.AT_WORK) == [2]
+        assert (page.result(), command.result()) == (302, "")

@@ -116,7 +116,7 @@ class AdvisoryLockAdminMixin(ModelAdmin):  # type: ignore[type-arg]
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for hook in ("change_view", "delete_view", "get_form"):
-            refuse_hidden_hook(cls, AdvisoryLockAdminMixin, hook)
+            refuse_hidden_hook(cls, AdvisoryLockAdminMixin, hook, also_own=True)
 
     def get_lock_key(self, request: HttpRequest, obj: Model) -> KeyLike:
         """Return the key of an object."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -68,8 +67,8 @@ class Guard:
         """Whether what a call returned still needs the lock."""
         return False
 
-    def hand_over(self, result: Any, handle: LockHandle) -> bool:
-        """Let the lock go on with the result; tell whether it does. Called in the thread that took it."""
+    def hand_over(self, result: Any, handle: LockHandle) -> None:
+        """Let the lock go on with the result. Called in the thread that took it."""
         raise NotImplementedError
 
     def around(self, function: F) -> F:
@@ -88,16 +87,14 @@ class Guard:
                 handle._enter(current_owner())
                 period.require(handle)
             except LockTimeout as error:
-                return self.busy(error, *args, **kwargs)
-            with contextlib.ExitStack() as block:
-                block.enter_context(period)
-                block.enter_context(handle)
+                return finished(self.busy(error, *args, **kwargs))
+            with period, handle:
                 if not period.start():
                     return self.too_soon(period.reason)
                 self.begin(handle)
                 result = finished(function(*args, **kwargs))
-                if self.outlasts(result) and self.hand_over(result, handle):
-                    block.pop_all()
+                if self.outlasts(result):
+                    self.hand_over(result, handle)
                 return result
 
         return locked
@@ -124,15 +121,13 @@ class Guard:
                     raise
                 answer = self.busy(error, *args, **kwargs)
                 return await answer if inspect.isawaitable(answer) else answer
-            async with contextlib.AsyncExitStack() as block:
-                await block.enter_async_context(period)
-                await block.enter_async_context(handle)
+            async with period, handle:
                 if not await period.astart():
                     return self.too_soon(period.reason)
                 self.begin(handle)
                 result = finished(await function(*args, **kwargs))
-                if self.outlasts(result) and await hops.finish(lambda: self.hand_over(result, handle)):
-                    block.pop_all()
+                if self.outlasts(result):
+                    await hops.finish(lambda: self.hand_over(result, handle))
                 return result
 
         return alocked
@@ -153,20 +148,27 @@ def guard_lock(
     return advisory_lock(key, using=using, timeout=timeout, shared=shared, poll_interval=poll_interval)
 
 
-def refuse_hidden_hook(cls: type, mixin: type, hook: str) -> None:
-    """Raise TypeError where a base that knows nothing of the mixin comes first and defines the method with the lock.
+def refuse_hidden_hook(cls: type, mixin: type, hook: str, *, also_own: bool = False) -> None:
+    """Raise TypeError where a class would run unlocked in silence, since the mixin's method is never called.
 
-    Its method would be found first, and the class would run unlocked in silence. One that calls `super()` goes on to
-    the mixin's.
+    A base that comes before the mixin and knows nothing of it may define the method, and so may the class itself. One
+    that calls `super()` goes on to the mixin's.
     """
-    for base in cls.__mro__[1 : cls.__mro__.index(mixin)]:
-        if hook in vars(base) and not issubclass(base, mixin) and not _calls_super(vars(base)[hook]):
+    bases = [base for base in cls.__mro__[1 : cls.__mro__.index(mixin)] if not issubclass(base, mixin)]
+    for base in [cls, *bases] if also_own else bases:
+        if hook in vars(base) and not _calls_super(vars(base)[hook]):
             raise TypeError(
-                f"{cls.__qualname__}: {base.__qualname__} comes before {mixin.__qualname__} and defines {hook}(), so"
-                f" nothing would be locked. Name {mixin.__qualname__} first."
+                f"{cls.__qualname__}: {base.__qualname__} defines {hook}() before {mixin.__qualname__}, without"
+                f" super(), so nothing would be locked. Name {mixin.__qualname__} first, or call super().{hook}()."
             )
 
 
 def _calls_super(method: Any) -> bool:
-    code = getattr(inspect.unwrap(method), "__code__", None)
-    return code is not None and "super" in code.co_names
+    return _names_super(getattr(inspect.unwrap(method), "__code__", None))
+
+
+def _names_super(code: Any) -> bool:
+    inner = getattr(code, "co_consts", ())
+    return "super" in getattr(code, "co_names", ()) or any(
+        _names_super(one) for one in inner if hasattr(one, "co_code")
+    )

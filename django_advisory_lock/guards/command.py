@@ -56,7 +56,7 @@ class AdvisoryLockCommandMixin(BaseCommand):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        refuse_hidden_hook(cls, AdvisoryLockCommandMixin, "execute")
+        refuse_hidden_hook(cls, AdvisoryLockCommandMixin, "execute", also_own=True)
         if iscoroutinefunction(cls.handle):
             raise TypeError(
                 f"{cls.__qualname__}.handle() is a coroutine function; Django runs synchronous commands only."
@@ -70,7 +70,7 @@ class AdvisoryLockCommandMixin(BaseCommand):
         """Return the alias to lock on, by default `lock_using`; a command may take it from its options."""
         return self.lock_using
 
-    def handle_lock_busy(self, error: LockTimeout, *args: Any, **options: Any) -> str | None:
+    def handle_lock_busy(self, error: LockTimeout, /, *args: Any, **options: Any) -> str | None:
         """Called instead of `handle()` where the lock is busy, and returns what `handle()` would."""
         if self.lock_busy_exit_code:
             raise CommandError(str(error), returncode=self.lock_busy_exit_code) from error

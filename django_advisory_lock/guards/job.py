@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction
 
-from ..decorating import finished
 from ..notices import logger
 from .base import Guard, guard_lock, refuse_hidden_hook
 from .period import NO_PERIOD, NotedPeriod, Period, read_interval
@@ -67,7 +66,7 @@ class AdvisoryLockJobMixin:
         return ("job", f"{cls.__module__}.{cls.__qualname__}") if self.lock_key is None else self.lock_key
 
     def handle_lock_busy(self, error: LockTimeout, /, *args: Any, **kwargs: Any) -> Any:
-        """Called instead of `run()` where the lock is busy, and returns what it would; async only if `run()` is."""
+        """Called instead of `run()` where the lock is busy, and returns what it would; awaited where `run()` is."""
         logger.info("%s was skipped. %s", type(self).__qualname__, error)
         return None
 
@@ -89,8 +88,10 @@ class _LockedMethod:
     """The method of a class that runs under the lock: its own, or what it inherits."""
 
     def __init__(self, cls: type, name: str, method: Any) -> None:
+        self.cls = cls
         self.name = name
         self.own = vars(cls).get(name)
+        self.inherited = method
         self.is_static = isinstance(method, (classmethod, staticmethod)) or not hasattr(method, "__get__")
         # One function for all jobs, so that `job.run` is a method like any other: it can be compared, and pickled.
         self.function = _forward(_bind(method, None, cls), lambda *args: (self._locked(*args[:1]), args[1:]))
@@ -108,13 +109,15 @@ class _LockedMethod:
             )
         return self.function if job is None else MethodType(self.function, job)
 
-    def _locked(self, job: AdvisoryLockJobMixin | None = None) -> Callable[..., Any]:
+    def _locked(self, job: Any = None) -> Callable[..., Any]:
         """Return the method of a job, with the lock around it."""
-        if not isinstance(job, AdvisoryLockJobMixin):
-            raise TypeError(f"{self.function.__qualname__}() is called with a job, not {type(job).__qualname__}.")
         cls = type(job)
+        if not issubclass(cls, self.cls) and not self._classes_from_here(cls):
+            raise TypeError(
+                f"{self.function.__qualname__}() is called with a job of its class, not {cls.__qualname__}."
+            )
         method: Callable[..., Any] = _bind(self._find(cls), job, cls)
-        return method if self._is_inner(cls) else _JobGuard(job, method).around(method)
+        return method if self._is_inner(cls) else _JobGuard(job).around(method)
 
     def _is_inner(self, cls: type[AdvisoryLockJobMixin]) -> bool:
         """Whether a subclass has a method of its own, which calls this one with super(), inside the lock."""
@@ -124,9 +127,16 @@ class _LockedMethod:
     def _find(self, cls: type) -> Any:
         if self.own is not None:
             return self.own
-        # Anew each time: the bases of a subclass may come in between, and dataclass(slots=True) copies a class.
-        _, *after = itertools.dropwhile(lambda base: vars(base).get(self.name) is not self, cls.__mro__)
-        return _find(after, self.name)
+        # Anew each time: the bases of a subclass may come in between.
+        after = self._classes_from_here(cls)
+        return _find(after[1:], self.name) if after else self.inherited
+
+    def _classes_from_here(self, cls: type) -> list[type]:
+        """Return the classes from the one that has this method: none where a decorator of the class has replaced it.
+
+        That is not always the class that it was made for: dataclass(slots=True) copies classes.
+        """
+        return list(itertools.dropwhile(lambda base: vars(base).get(self.name) is not self, cls.__mro__))
 
 
 def _bind(method: Any, job: Any, cls: type) -> Any:
@@ -153,14 +163,12 @@ def _forward(function: Any, find: Callable[..., tuple[Callable[..., Any], tuple[
 class _JobGuard(Guard):
     """A lock around one job."""
 
-    def __init__(self, job: AdvisoryLockJobMixin, method: Any) -> None:
+    def __init__(self, job: AdvisoryLockJobMixin) -> None:
         self.interval = None if job.lock_min_interval is None else read_interval(job.lock_min_interval)
         super().__init__(
             guard_lock(job.get_lock_key, job.lock_using, job.lock_timeout, job.lock_shared, interval=self.interval)
         )
         self.job = job
-        self.handle_lock_busy = job.handle_lock_busy
-        self.may_await = self.is_asynchronous(method)
 
     def period(self) -> Period:
         return NO_PERIOD if self.interval is None else NotedPeriod(self.interval)
@@ -169,6 +177,4 @@ class _JobGuard(Guard):
         logger.info("%s was skipped, %s.", type(self.job).__qualname__, reason)
 
     def busy(self, error: LockTimeout, /, *args: Any, **kwargs: Any) -> Any:
-        answer = self.handle_lock_busy(error, *args, **kwargs)
-        # Nobody awaits what a synchronous job returns, and its caller would see neither a result nor an error.
-        return answer if self.may_await else finished(answer)
+        return self.job.handle_lock_busy(error, *args, **kwargs)

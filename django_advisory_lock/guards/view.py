@@ -18,18 +18,17 @@ from django.utils.html import format_html
 from django.utils.translation import get_language, gettext
 from django.views import View
 
-from ..lasting import take_over
 from ..locks import advisory_lock
 from ..notices import logger, warn_caller
 from ..options import seconds
 from .base import Guard, refuse_hidden_hook
+from .streams import hand_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
     from django.http import HttpRequest
-    from django.http.response import HttpResponseBase
 
     from ..exceptions import LockTimeout
     from ..handles import LockHandle
@@ -96,7 +95,7 @@ class AdvisoryLockViewMixin(View):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        refuse_hidden_hook(cls, AdvisoryLockViewMixin, "dispatch")
+        refuse_hidden_hook(cls, AdvisoryLockViewMixin, "dispatch", also_own=True)
         _check_attributes(cls)
 
     def get_lock_key(self) -> KeyLike:
@@ -107,16 +106,21 @@ class AdvisoryLockViewMixin(View):
             )
         return self.lock_key
 
-    def handle_lock_busy(self, error: LockTimeout, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def handle_lock_busy(self, error: LockTimeout, request: HttpRequest, /, *args: Any, **kwargs: Any) -> Any:
         """Return the response to a request that finds the lock busy; for a coroutine function also an awaitable."""
         return busy_response(error, request, read_status(self.lock_status), read_retry_after(self.lock_retry_after))
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         # Django and its relatives look the handler up in the end: an attribute of the instance comes before the method.
-        name = str(request.method).lower()
-        handler = getattr(self, name, None) if name in self.http_method_names else None
-        if handler is not None and needs_lock(request, read_methods(self.lock_methods)):
-            setattr(self, name, _HandlerGuard(self).around(handler))
+        # All that need the lock are wrapped, for put() may call post(), as in Django's forms.
+        methods = read_methods(self.lock_methods)
+        names = {str(request.method)} - {"OPTIONS"} if methods is None else methods
+        self.held_lock = None
+        guard = _HandlerGuard(self)
+        for name in map(str.lower, names.intersection(METHODS)):
+            handler = getattr(self, name, None)
+            if handler is not None:
+                setattr(self, name, guard.around(handler))
         return super().dispatch(request, *args, **kwargs)
 
 
@@ -150,19 +154,14 @@ class _StreamGuard(Guard):
     def outlasts(self, response: Any) -> bool:
         return getattr(response, "streaming", False) and not response.closed
 
-    def hand_over(self, response: HttpResponseBase, handle: LockHandle) -> bool:
+    def hand_over(self, response: Any, handle: LockHandle) -> None:
         if handle.scope == "transaction":
             warn_caller(
                 f"The lock {handle.key.name!r} on {handle.using!r} ends with the transaction, before the response is"
                 f" streamed. Make the view @non_atomic_requests, or take a lock in the generator."
             )
-            return False
-        end = take_over(handle)
-        if end is not None:
-            # Django's list of what a response closes, before it sends request_finished: the connection may be closed
-            # at that signal, or go back to a pool.
-            response._resource_closers.append(end)  # type: ignore[attr-defined]
-        return end is not None
+        else:
+            hand_over(handle, response)
 
 
 class _ViewGuard(_StreamGuard):
@@ -181,7 +180,7 @@ class _ViewGuard(_StreamGuard):
             raise TypeError(_METHOD)
         return needs_lock(request, self.methods)
 
-    def busy(self, error: LockTimeout, /, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    def busy(self, error: LockTimeout, request: HttpRequest, /, *args: Any, **kwargs: Any) -> HttpResponse:
         return busy_response(error, request, self.status, self.retry_after)
 
 
@@ -199,10 +198,13 @@ class _HandlerGuard(_StreamGuard):
             )
         )
 
+    def covers(self, *args: Any) -> bool:
+        return self.view.held_lock is None  # else it is called by one that has the lock
+
     def begin(self, handle: LockHandle) -> None:
         self.view.held_lock = handle
 
-    def busy(self, error: LockTimeout, /, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+    def busy(self, error: LockTimeout, request: HttpRequest, /, *args: Any, **kwargs: Any) -> Any:
         return self.view.handle_lock_busy(error, request, *args, **kwargs)
 
 
@@ -272,7 +274,7 @@ def busy_response(error: LockTimeout, request: HttpRequest, status: int, retry_a
     """
     # Quoted again: a line break in it would forge a line of the log.
     logger.info("%s %s was not run: %s", request.method, escape_uri_path(request.path), error)
-    text = gettext("This is being done right now, by another request. Please try again in a moment.")
+    text = gettext("Somebody else is doing this right now. Please try again in a moment.")
     # A request of Django REST framework has Django's inside; what it serves is JSON unless asked otherwise.
     plain = cast("HttpRequest", getattr(request, "_request", request))
     types = ["text/html", "application/json"] if plain is request else ["application/json", "text/html"]

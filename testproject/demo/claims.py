@@ -44,6 +44,14 @@ def gave_up_meanwhile(at_work: int, skipped: int) -> Claim:
     return Claim(at_work == 1, f"at work when all had decided: {at_work}; skipped and gone by then: {skipped}")
 
 
+def one_answered(statuses: Sequence[int], *, command_skipped: bool) -> Claim:
+    """The statuses are those of the answers to requests that came while a command was started, too."""
+    worked, busy = statuses.count(302), statuses.count(409)
+    command = "skipped" if command_skipped else "worked"
+    text = f"{worked} of {len(statuses)} requests worked, {busy} were answered 409; the command {command}"
+    return Claim(command_skipped and worked == 1 and busy == len(statuses) - 1, text)
+
+
 def never_two(intervals: Collection[Interval]) -> Claim:
     pairs = overlapping_pairs(intervals)
     if not intervals:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from django.db.models import Sum
+from django.urls import reverse
 
 from testproject.shop.models import Account, MonthlyReport, Order
 
@@ -12,11 +14,13 @@ from . import claims, server
 from .claims import Claim
 from .processes import BUSY, PATIENCE
 from .scene import Scene
+from .visitor import Visitor, port_of
 
 if TYPE_CHECKING:
     from .stage import Stage
 
 WORKERS = 4
+REQUESTS = 5
 HAND_OVER_LIMIT = 5.0  # seconds; a command that waits looks about every 0.25 s
 
 
@@ -103,6 +107,35 @@ def workers_without_lock(stage: Stage, accounts: int) -> None:
     doubled = server.doubled_accounts(scene.since)
     stage.claim(claims.accounts_collided(doubled, distinct, sum(counts)))
     stage.claim(claims.nothing_left(server.advisory_locks()))
+
+
+def requests_with_lock(stage: Stage) -> None:
+    month = f"{Order.objects.latest('placed_at').placed_at:%Y-%m}"
+    stage.step(
+        f"{REQUESTS} requests for the report of {month} at once, and the command for it",
+        "To a web server of several threads. The page and the command take the same lock, so whoever comes first works;"
+        " the others are told so.",
+    )
+    with ThreadPoolExecutor(REQUESTS) as pool, Scene() as scene:
+        web = scene.start("server", "runserver", "--noreload", "--skip-checks", "127.0.0.1:0", PYTHONUNBUFFERED="1")
+        scene.wait(lambda: port_of(web), "the web server listens")
+        visitor = Visitor(port_of(web) or 0, reverse("shop:month", args=[month]))
+        visitor.look()
+        with server.held_back(MonthlyReport):
+            answers = [pool.submit(visitor.submit) for _ in range(REQUESTS)]
+            scene.wait(lambda: scene.at_work() or all(a.done() for a in answers), "one request is at work")
+            command = scene.start("command", "generate_monthly_report", month, f"--lock-busy-exit-code={BUSY}")
+            scene.wait(
+                lambda: scene.at_work() + scene.ended() + sum(a.done() for a in answers) == REQUESTS + 1,
+                "every request and the command have decided",
+            )
+        statuses = [answer.result() for answer in answers]
+        scene.wait(command.has_ended, "the command has ended")
+        outcome = "skipped" if command.skipped else "worked"
+        stage.chart([scene.row(web, "worked"), scene.row(command, outcome, "○" * command.skipped)])
+        stage.claim(claims.one_answered(statuses, command_skipped=command.skipped))
+        stage.claim(claims.never_two(scene.intervals()))
+        stage.claim(claims.nothing_left(server.advisory_locks()))
 
 
 def killed_holder(stage: Stage) -> None:

@@ -79,6 +79,7 @@ class Command(AdvisoryLockCommandMixin, BaseCommand):
         steps.copies_without_lock(stage, copies)
         steps.workers_with_lock(stage, accounts)
         steps.workers_without_lock(stage, accounts)
+        steps.requests_with_lock(stage)
         steps.killed_holder(stage)
 
 

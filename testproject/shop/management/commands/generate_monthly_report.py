@@ -6,8 +6,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from django_advisory_lock import AdvisoryLockCommandMixin
 from testproject.shop import arguments
-from testproject.shop.models import MonthlyReport, Order, Run
-from testproject.shop.reports import refresh_month
+from testproject.shop.reports import NoOrdersError, generate_report, report_key
 
 if TYPE_CHECKING:
     from django.core.management.base import CommandParser
@@ -26,13 +25,12 @@ class Command(AdvisoryLockCommandMixin, BaseCommand):
         return str(options["database"])
 
     def get_lock_key(self, *args: Any, **options: Any) -> KeyLike:
-        return ("monthly-report", options["month"])
+        return report_key(options["month"])
 
     def handle(self, *, month: str, database: str, verbosity: int, **options: Any) -> None:
-        if not Order.objects.using(database).in_month(month).exists():
-            raise CommandError(f"There are no orders in {month}, so there is nothing to report.")
-        with Run.objects.using(database).record("generate_monthly_report", month):
-            refresh_month(month, using=database)
+        try:
+            report = generate_report(month, using=database)
+        except NoOrdersError as error:
+            raise CommandError(str(error)) from error
         if verbosity:
-            report = MonthlyReport.objects.using(database).get(month=month)
             self.stdout.write(self.style.SUCCESS(f"{month}: {report.order_count:,} orders, {report.total:,} in total."))

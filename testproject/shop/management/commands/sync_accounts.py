@@ -5,13 +5,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import BaseCommand
-from django.db import transaction
-from django.db.models.functions import Now
 
-from django_advisory_lock import model_key, try_advisory_lock
+from django_advisory_lock import try_advisory_lock
 from testproject.shop import arguments
-from testproject.shop.models import Account, Run
-from testproject.shop.remote import fetch_balance
+from testproject.shop.models import Account
+from testproject.shop.syncing import REMOTE_DELAY, sync_account, sync_key
 
 if TYPE_CHECKING:
     from django.core.management.base import CommandParser
@@ -39,9 +37,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--delay",
             type=arguments.seconds,
-            default=0.05,
+            default=REMOTE_DELAY,
             metavar="SECONDS",
-            help="How long the remote system, which is only pretended, takes to answer; 0.05 by default.",
+            help=f"How long the remote system, which is only pretended, takes to answer; {REMOTE_DELAY} by default.",
         )
         arguments.add_database(parser)
 
@@ -60,17 +58,11 @@ class Command(BaseCommand):
             )
 
     def sync(self, account: Account, due: AccountQuerySet, *, delay: float, using: str) -> str:
-        with try_advisory_lock(model_key(account, purpose="sync"), using=using) as lock:
+        with try_advisory_lock(sync_key(account.pk), using=using) as lock:
             if not lock:
                 return "busy"
             # Another worker may have been through since the list was read: look again, under the lock.
             if not due.filter(pk=account.pk).exists():
                 return "done"
-            with Run.objects.using(using).record("sync_accounts", account.pk):
-                balance = fetch_balance(account, delay=delay)
-                with transaction.atomic(using=using):
-                    row = Account.objects.using(using).select_for_update().get(pk=account.pk)
-                    row.balance = balance
-                    row.synced_at = Now()
-                    row.save(update_fields=["balance", "synced_at"])
+            sync_account(account, delay=delay, using=using)
             return "synced"
