@@ -153,7 +153,9 @@ class LockHandle:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._aend_block(exc, task_owner())
+        # A coroutine may be closed after its loop: then there is no task, and nothing can be awaited.
+        if not isinstance(exc, GeneratorExit) or hops.can_wait():
+            await self._aend_block(exc, task_owner())
 
     async def _aend_block(self, error: BaseException | None, owner: Owner) -> None:
         if not self._acquired:

@@ -46,6 +46,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: names.index(item.path.stem) if item.path.stem in names else len(names))
 
 
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave alone what was imported: after each test it looks at what that test has left."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def django_db_setup(
     django_test_environment: None, django_db_modify_db_settings: None, django_db_blocker: DjangoDbBlocker

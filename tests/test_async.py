@@ -1720,6 +1720,30 @@ class TestAbandoned:
         run(_settle)
         assert not granted(other)
 
+    def test_a_decorated_coroutine_is_closed_after_its_loop(self, name: str, other: OtherSession) -> None:
+        """It ends as it should, and its lock is freed by the next lock operation on the session."""
+
+        @advisory_lock(name)
+        async def sleeps() -> None:
+            await asyncio.sleep(LIMIT)
+
+        coroutine: Any = sleeps()
+
+        async def start() -> None:
+            task = asyncio.create_task(coroutine)
+            await until(lambda: granted(other))
+            await asyncio.sleep(0.02)
+            del task
+
+        with pytest.warns(ResourceWarning, match="dropped without release"):
+            with self.loop() as loop:
+                loop.run_until_complete(start())
+            coroutine.close()
+            del coroutine
+            gc.collect()
+        run(_settle)
+        assert not granted(other)
+
     def test_a_coroutine_is_closed_while_it_waits(self, name: str, other: OtherSession) -> None:
         async def main() -> None:
             other.take(lock_key(name))

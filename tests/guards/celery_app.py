@@ -21,7 +21,7 @@ from tests.support import LIMIT, value, wait_until
 class Channel(filesystem.Channel):
     """A message appears as a whole: the broker of kombu creates a file and fills it while others may take it."""
 
-    def _put(self, queue: str, payload: Any, **kwargs: Any) -> None:
+    def _put(self, queue: str, payload: Any, **kwargs: Any) -> None:  # type: ignore[override]
         path = Path(self.data_folder_out, f"{time.monotonic_ns():020}_{os.getpid()}.{queue}.msg")
         path.with_suffix(".new").write_text(dumps(payload))
         path.with_suffix(".new").rename(path)

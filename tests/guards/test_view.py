@@ -863,7 +863,9 @@ class TestBusy:
     def test_it_is_translated_and_escaped(
         self, name: str, other: OtherSession, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("django_advisory_lock.guards.view.gettext", lambda text: f"<{translation.get_language()}>")
+        monkeypatch.setattr(
+            "django_advisory_lock.guards.answers.gettext", lambda text: f"<{translation.get_language()}>"
+        )
         with taken(other, name), translation.override("de"):
             page = call(lock_view(name)(lambda request: HttpResponse())).content.decode()
         assert '<html lang="de">' in page
