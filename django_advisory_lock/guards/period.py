@@ -14,7 +14,6 @@ from psycopg.errors import UndefinedTable
 from .. import hops, sessions, transactions
 from ..exceptions import LockTimeout
 from ..notices import logger
-from ..options import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,15 +25,21 @@ if TYPE_CHECKING:
     from ..models import PeriodicRun, PeriodicRunQuerySet
 
 R = TypeVar("R")
+SHORTEST, LONGEST = timedelta(microseconds=1), timedelta(days=36500)
 LONGEST_ERROR = 10_000  # characters of it that are kept
 
 
 def read_interval(min_interval: float | timedelta) -> timedelta:
     """Check the shortest time between two starts, in seconds or as a timedelta."""
-    interval = seconds(min_interval, "min_interval")
-    if not interval:
-        raise ValueError("min_interval is more than 0: the seconds, or the timedelta, between two starts.")
-    return timedelta(seconds=interval)
+    number = min_interval.total_seconds() if isinstance(min_interval, timedelta) else min_interval
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise TypeError(f"min_interval is a number of seconds or a timedelta, not {type(min_interval).__name__}.")
+    if not SHORTEST.total_seconds() <= number <= LONGEST.total_seconds():
+        raise ValueError(
+            f"min_interval is the time between two starts, in seconds or as a timedelta, from {SHORTEST} to"
+            f" {LONGEST.days} days, not {min_interval!r}."
+        )
+    return timedelta(seconds=number)
 
 
 class Period:
