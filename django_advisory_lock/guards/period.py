@@ -103,7 +103,9 @@ class NotedPeriod(Period):
         self.using = handle.using
         self.key = ",".join(map(str, handle.key.args))
         self.name = self.name or handle.key.name
-        if transactions.in_transaction(sessions.connection_for(self.using)):
+        connection = sessions.connection_for(self.using)
+        connection.ensure_connection()  # with AUTOCOMMIT switched off the first statement would begin a transaction
+        if transactions.in_transaction(connection):
             raise RuntimeError(
                 f"The start of {self.name!r} would not be seen before the transaction on {self.using!r} is committed:"
                 f" run periodic work outside of atomic()."
