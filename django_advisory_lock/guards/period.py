@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error, ProgrammingError
+from django.db import Error, connections
 from psycopg.errors import UndefinedTable
 
 from .. import hops, sessions, transactions
@@ -169,7 +169,8 @@ class NotedPeriod(Period):
         model = apps.get_model("django_advisory_lock", "PeriodicRun")
         try:
             return question(model.objects.using(self.using))
-        except ProgrammingError as error:
+        except Error as error:
+            sessions.close_if_dead(connections[self.using])  # or the next call would meet the same dead session
             if not isinstance(error.__cause__, UndefinedTable):
                 raise
             raise ImproperlyConfigured(
