@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error, connections
+from django.db import Error, connections, transaction
 from psycopg.errors import UndefinedTable
 
 from .. import hops, sessions, transactions
@@ -168,7 +169,10 @@ class NotedPeriod(Period):
         # Not imported, for the package is there before the apps are loaded.
         model = apps.get_model("django_advisory_lock", "PeriodicRun")
         try:
-            return question(model.objects.using(self.using))
+            # Inside the atomic() of a TestCase, which a missing table would break.
+            in_test = connections[self.using].in_atomic_block
+            with transaction.atomic(using=self.using) if in_test else contextlib.nullcontext():
+                return question(model.objects.using(self.using))
         except Error as error:
             sessions.close_if_dead(connections[self.using])  # or the next call would meet the same dead session
             if not isinstance(error.__cause__, UndefinedTable):
