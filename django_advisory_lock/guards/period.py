@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections, transaction
+from django.db.transaction import TransactionManagementError
 from psycopg.errors import UndefinedTable
 
 from .. import hops, sessions, transactions
@@ -140,10 +141,9 @@ class NotedPeriod(Period):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        number = self.number
-        if number is not None:
+        if self.number is not None:
             try:
-                self._ask(lambda runs: runs.finish(self.key, number, None if exc is None else describe(exc)))
+                self._finish(self.number, None if exc is None else describe(exc))
             except (Error, ImproperlyConfigured) as error:
                 logger.error("The end of %r could not be noted: %s", self.name, error)
 
@@ -151,6 +151,12 @@ class NotedPeriod(Period):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await hops.finish(lambda: self.__exit__(exc_type, exc, traceback))
+
+    def _finish(self, number: int, error: str | None) -> None:
+        if transactions.in_transaction(sessions.connection_for(self.using)):
+            # The row would stay locked for as long as that goes on, and the next start wait for it.
+            raise TransactionManagementError(f"the body has left a transaction open on {self.using!r}.")
+        self._ask(lambda runs: runs.finish(self.key, number, error))
 
     @property
     def _age(self) -> float | None:
