@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
@@ -95,6 +96,7 @@ class NotedPeriod(Period):
     key = ""
     run: PeriodicRun | None = None
     number: int | None = None
+    process: int | None = None  # a child that the body forks, and that leaves it, ends nothing
 
     def __init__(self, interval: timedelta, name: str = "", *, is_ignored: bool = False) -> None:
         self.interval = interval
@@ -131,6 +133,7 @@ class NotedPeriod(Period):
             raise LockTimeout(message, key=handle.key, using=self.using, waited=handle.waited)
 
     def start(self) -> bool:
+        self.process = os.getpid()
         self.number = self._ask(lambda runs: runs.start(self.key, self.name, self.interval, required=self.required))
         self.reason = "too soon: another one was faster"
         return self.number is not None
@@ -141,7 +144,7 @@ class NotedPeriod(Period):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self.number is not None:
+        if self.number is not None and self.process == os.getpid():
             try:
                 self._finish(self.number, None if exc is None else describe(exc))
             except (Error, ImproperlyConfigured) as error:
