@@ -153,7 +153,9 @@ class NotedPeriod(Period):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await hops.finish(lambda: self.__exit__(exc_type, exc, traceback))
+        # A coroutine that is closed can wait for nothing: its run stays noted as started.
+        if hops.can_wait() and not isinstance(exc, GeneratorExit):
+            await hops.finish(lambda: self.__exit__(exc_type, exc, traceback))
 
     def _finish(self, number: int, error: str | None) -> None:
         if transactions.in_transaction(sessions.connection_for(self.using)):
