@@ -106,7 +106,7 @@ class NotedPeriod(Period):
     def look(self, handle: LockHandle) -> bool:
         self.using = handle.using
         self.key = ",".join(map(str, handle.key.args))
-        self.name = self.name or handle.key.name
+        self.name = (self.name or handle.key.name).replace("\0", "\N{REPLACEMENT CHARACTER}")
         connection = sessions.connection_for(self.using)
         connection.ensure_connection()  # with AUTOCOMMIT switched off the first statement would begin a transaction
         if transactions.in_transaction(connection):
