@@ -6,7 +6,8 @@ import contextlib
 import os
 import traceback
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
+from weakref import WeakSet
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..handles import LockHandle
+    from ..holds import Hold
     from ..models import PeriodicRun, PeriodicRunQuerySet
 
 R = TypeVar("R")
@@ -87,11 +89,13 @@ class Period:
 
 
 NO_PERIOD = Period()
+_running: WeakSet[Hold] = WeakSet()  # the locks of runs
 
 
 class NotedPeriod(Period):
     """An interval that one run has to keep, and what is noted of it in the table."""
 
+    handle: LockHandle
     using = ""
     key = ""
     run: PeriodicRun | None = None
@@ -104,6 +108,7 @@ class NotedPeriod(Period):
         self.name = name
 
     def look(self, handle: LockHandle) -> bool:
+        self.handle = handle
         self.using = handle.using
         self.key = ",".join(map(str, handle.key.args))
         self.name = (self.name or handle.key.name).replace("\0", "\N{REPLACEMENT CHARACTER}")
@@ -133,10 +138,16 @@ class NotedPeriod(Period):
             raise LockTimeout(message, key=handle.key, using=self.using, waited=handle.waited)
 
     def start(self) -> bool:
+        if self._is_inner():
+            self.reason = "running already: this call comes from within the run"
+            return False
         self.process = os.getpid()
         self.number = self._ask(lambda runs: runs.start(self.key, self.name, self.interval, required=self.required))
         self.reason = "too soon: another one was faster"
-        return self.number is not None
+        if self.number is None:
+            return False
+        _running.add(self._hold)
+        return True
 
     async def astart(self) -> bool:
         return await hops.finish(self.start)
@@ -162,6 +173,14 @@ class NotedPeriod(Period):
             # The row would stay locked for as long as that goes on, and the next start wait for it.
             raise TransactionManagementError(f"the body has left a transaction open on {self.using!r}.")
         self._ask(lambda runs: runs.finish(self.key, number, error))
+
+    @property
+    def _hold(self) -> Hold:
+        return cast("Hold", self.handle._hold)
+
+    def _is_inner(self) -> bool:
+        """Whether the lock, which its owner may nest in, is that of a run, and not a lock of the caller."""
+        return any(hold in _running for hold in self._hold.session.on(self.handle.key))
 
     @property
     def _age(self) -> float | None:
