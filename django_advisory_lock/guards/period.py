@@ -104,7 +104,7 @@ class NotedPeriod(Period):
 
     def __init__(self, interval: timedelta, name: str = "", *, is_ignored: bool = False) -> None:
         self.interval = interval
-        self.required = timedelta(0) if is_ignored else interval
+        self.required = timedelta.min if is_ignored else interval
         self.name = name
 
     def look(self, handle: LockHandle) -> bool:
@@ -124,7 +124,8 @@ class NotedPeriod(Period):
         if age is None or age >= self.required.total_seconds():
             return True
         left = self.required - timedelta(seconds=age)
-        self.reason = f"too soon: started {short(age)} ago by {self._who}, may start again in {short(left)}"
+        when = f"{short(age)} ago" if age >= 0 else f"{short(-age)} ahead of the database's clock"
+        self.reason = f"too soon: started {when} by {self._who}, may start again in {short(left)}"
         return False
 
     async def alook(self, make_handle: Callable[[], LockHandle]) -> bool:
