@@ -59,17 +59,18 @@ class PeriodicRunQuerySet(models.QuerySet["PeriodicRun"]):
         self.filter(key=key, run_count=number).update(**values)
 
 
-# One statement, so that of two that start at once, whatever lock they hold, one is too late.
+# One statement, so that of two that start at once, whatever lock they hold, one is too late. The clock is read once the
+# row is locked: a statement that had to wait for it starts later than it was sent.
 START = """
 INSERT INTO django_advisory_lock_periodicrun AS run
     (key, name, last_started_at, last_outcome, last_error, last_host, last_pid, min_interval, run_count)
-VALUES (%s, %s, statement_timestamp(), 'started', '', %s, %s, %s, 1)
+VALUES (%s, %s, clock_timestamp(), 'started', '', %s, %s, %s, 1)
 ON CONFLICT (key) DO UPDATE SET
-    name = EXCLUDED.name, last_started_at = EXCLUDED.last_started_at, last_outcome = EXCLUDED.last_outcome,
+    name = EXCLUDED.name, last_started_at = clock_timestamp(), last_outcome = EXCLUDED.last_outcome,
     last_error = '', last_host = EXCLUDED.last_host, last_pid = EXCLUDED.last_pid,
     min_interval = EXCLUDED.min_interval, run_count = run.run_count + 1
 WHERE run.last_started_at IS NULL
-   OR EXTRACT(EPOCH FROM EXCLUDED.last_started_at - run.last_started_at) >= %s
+   OR EXTRACT(EPOCH FROM clock_timestamp() - run.last_started_at) >= %s
 RETURNING run_count
 """
 
