@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections, models
 from django.db.models import F, Func, Q
-from django.db.models.functions import Now
+from django.db.models.functions import Abs, Now
 from django.utils.translation import gettext_lazy as _
 
 if TYPE_CHECKING:
@@ -36,9 +36,11 @@ class PeriodicRunQuerySet(models.QuerySet["PeriodicRun"]):
     def silent(self) -> Self:
         """Return what has not succeeded for three of its intervals."""
         limit = SILENT_AFTER * _seconds(F("min_interval"))
-        runs = self.with_age().annotate(limit=limit, age_of_success=_seconds(Now() - F("last_succeeded_at")))
-        never = Q(last_succeeded_at=None) & (Q(age__gt=F("limit")) | Q(run_count__gt=SILENT_AFTER))
-        silent: Self = runs.filter(never | Q(age_of_success__gt=F("limit")))
+        # Abs, for what lies in the future was noted before the clock was set back, and nothing starts until then.
+        success = Abs(_seconds(Now() - F("last_succeeded_at")))
+        runs = self.annotate(limit=limit, start=Abs(_seconds(Now() - F("last_started_at"))), success=success)
+        never = Q(last_succeeded_at=None) & (Q(start__gt=F("limit")) | Q(run_count__gt=SILENT_AFTER))
+        silent: Self = runs.filter(never | Q(success__gt=F("limit")))
         return silent
 
     def start(self, key: str, name: str, interval: timedelta, *, required: timedelta) -> int | None:
