@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+from datetime import datetime, timedelta
+from datetime import timezone as fixed
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, models
 from django.db.models import F, Func, Q
 from django.db.models.functions import Abs, Now
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from typing_extensions import Self
 
+UTC = fixed.utc
 SILENT_AFTER = 3  # intervals without a success
 
 
@@ -115,5 +117,13 @@ class PeriodicRun(models.Model):
     @property
     def duration(self) -> timedelta | None:
         """How long the last run took, or None where it has not finished, or was not begun."""
-        started, finished = self.last_started_at, self.last_finished_at
-        return finished - started if started and finished and finished >= started else None
+        if self.last_started_at is None or self.last_finished_at is None:
+            return None
+        length = _in_utc(self.last_finished_at) - _in_utc(self.last_started_at)
+        return length if length >= timedelta(0) else None
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """Return a moment in UTC: two in one time zone, or in none, are an hour off where the clocks changed in between."""
+    aware = timezone.make_aware(moment, timezone.get_default_timezone()) if timezone.is_naive(moment) else moment
+    return aware.astimezone(UTC)
