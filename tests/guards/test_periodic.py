@@ -447,8 +447,12 @@ class TestDecorator:
 
         with pytest.raises(TypeError):
             periodic_lock(name, min_interval=1)(generate)
+
+        def generator() -> Any:
+            return generate()
+
         with pytest.raises(TypeError, match="returned a generator"):
-            periodic_lock(name, min_interval=1)(lambda: (number for number in ()))()
+            periodic_lock(name, min_interval=1)(generator)()
         assert row(name).last_outcome == "failed"
 
     def test_types(self) -> None:  # pragma: no cover - the bodies are for a type checker
