@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.core.checks import Warning as CheckWarning
-from django.db import DatabaseError, connections, transaction
+from django.db import ProgrammingError, connections, transaction
+from psycopg.errors import UndefinedColumn, UndefinedTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,8 +27,10 @@ def _silent(alias: str) -> list[CheckMessage]:
     try:
         with transaction.atomic(using=alias):
             runs = list(PeriodicRun.objects.using(alias).silent())
-    except DatabaseError:  # as before the first migration
-        return []
+    except ProgrammingError as error:
+        if isinstance(error.__cause__, (UndefinedTable, UndefinedColumn)):  # `migrate` checks before it migrates
+            return []
+        raise
     return [
         CheckWarning(
             f"The periodic work {run.name!r} on {alias!r} has not succeeded for three of its intervals"

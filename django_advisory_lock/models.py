@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+from datetime import datetime, timedelta
+from datetime import timezone as fixed
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, models
 from django.db.models import F, Func, Q
-from django.db.models.functions import Now
+from django.db.models.functions import Abs, Now
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from typing_extensions import Self
 
+UTC = fixed.utc
 SILENT_AFTER = 3  # intervals without a success
 
 
@@ -36,9 +38,11 @@ class PeriodicRunQuerySet(models.QuerySet["PeriodicRun"]):
     def silent(self) -> Self:
         """Return what has not succeeded for three of its intervals."""
         limit = SILENT_AFTER * _seconds(F("min_interval"))
-        runs = self.with_age().annotate(limit=limit, age_of_success=_seconds(Now() - F("last_succeeded_at")))
-        never = Q(last_succeeded_at=None) & (Q(age__gt=F("limit")) | Q(run_count__gt=SILENT_AFTER))
-        silent: Self = runs.filter(never | Q(age_of_success__gt=F("limit")))
+        # Abs, for what lies in the future was noted before the clock was set back, and nothing starts until then.
+        success = Abs(_seconds(Now() - F("last_succeeded_at")))
+        runs = self.annotate(limit=limit, start=Abs(_seconds(Now() - F("last_started_at"))), success=success)
+        never = Q(last_succeeded_at=None) & (Q(start__gt=F("limit")) | Q(run_count__gt=SILENT_AFTER))
+        silent: Self = runs.filter(never | Q(success__gt=F("limit")))
         return silent
 
     def start(self, key: str, name: str, interval: timedelta, *, required: timedelta) -> int | None:
@@ -59,17 +63,18 @@ class PeriodicRunQuerySet(models.QuerySet["PeriodicRun"]):
         self.filter(key=key, run_count=number).update(**values)
 
 
-# One statement, so that of two that start at once, whatever lock they hold, one is too late.
+# One statement, so that of two that start at once, whatever lock they hold, one is too late. The clock is read once the
+# row is locked: a statement that had to wait for it starts later than it was sent.
 START = """
 INSERT INTO django_advisory_lock_periodicrun AS run
     (key, name, last_started_at, last_outcome, last_error, last_host, last_pid, min_interval, run_count)
-VALUES (%s, %s, statement_timestamp(), 'started', '', %s, %s, %s, 1)
+VALUES (%s, %s, clock_timestamp(), 'started', '', %s, %s, %s, 1)
 ON CONFLICT (key) DO UPDATE SET
-    name = EXCLUDED.name, last_started_at = EXCLUDED.last_started_at, last_outcome = EXCLUDED.last_outcome,
+    name = EXCLUDED.name, last_started_at = clock_timestamp(), last_outcome = EXCLUDED.last_outcome,
     last_error = '', last_host = EXCLUDED.last_host, last_pid = EXCLUDED.last_pid,
     min_interval = EXCLUDED.min_interval, run_count = run.run_count + 1
 WHERE run.last_started_at IS NULL
-   OR EXTRACT(EPOCH FROM EXCLUDED.last_started_at - run.last_started_at) >= %s
+   OR EXTRACT(EPOCH FROM clock_timestamp() - run.last_started_at) >= %s
 RETURNING run_count
 """
 
@@ -112,5 +117,13 @@ class PeriodicRun(models.Model):
     @property
     def duration(self) -> timedelta | None:
         """How long the last run took, or None where it has not finished, or was not begun."""
-        started, finished = self.last_started_at, self.last_finished_at
-        return finished - started if started and finished and finished >= started else None
+        if self.last_started_at is None or self.last_finished_at is None:
+            return None
+        length = _in_utc(self.last_finished_at) - _in_utc(self.last_started_at)
+        return length if length >= timedelta(0) else None
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """Return a moment in UTC: two in one time zone, or in none, are an hour off where the clocks changed in between."""
+    aware = timezone.make_aware(moment, timezone.get_default_timezone()) if timezone.is_naive(moment) else moment
+    return aware.astimezone(UTC)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import traceback
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
+from weakref import WeakSet
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error, ProgrammingError
+from django.db import Error, connections, transaction
+from django.db.transaction import TransactionManagementError
 from psycopg.errors import UndefinedTable
 
 from .. import hops, sessions, transactions
 from ..exceptions import LockTimeout
 from ..notices import logger
-from ..options import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,18 +26,25 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..handles import LockHandle
+    from ..holds import Hold
     from ..models import PeriodicRun, PeriodicRunQuerySet
 
 R = TypeVar("R")
+SHORTEST, LONGEST = timedelta(microseconds=1), timedelta(days=36500)
 LONGEST_ERROR = 10_000  # characters of it that are kept
 
 
 def read_interval(min_interval: float | timedelta) -> timedelta:
     """Check the shortest time between two starts, in seconds or as a timedelta."""
-    interval = seconds(min_interval, "min_interval")
-    if not interval:
-        raise ValueError("min_interval is more than 0: the seconds, or the timedelta, between two starts.")
-    return timedelta(seconds=interval)
+    number = min_interval.total_seconds() if isinstance(min_interval, timedelta) else min_interval
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise TypeError(f"min_interval is a number of seconds or a timedelta, not {type(min_interval).__name__}.")
+    if not SHORTEST.total_seconds() <= number <= LONGEST.total_seconds():
+        raise ValueError(
+            f"min_interval is the time between two starts, in seconds or as a timedelta, from {SHORTEST} to"
+            f" {LONGEST.days} days, not {min_interval!r}."
+        )
+    return timedelta(seconds=number)
 
 
 class Period:
@@ -79,26 +89,32 @@ class Period:
 
 
 NO_PERIOD = Period()
+_running: WeakSet[Hold] = WeakSet()  # the locks of runs
 
 
 class NotedPeriod(Period):
     """An interval that one run has to keep, and what is noted of it in the table."""
 
+    handle: LockHandle
     using = ""
     key = ""
     run: PeriodicRun | None = None
     number: int | None = None
+    process: int | None = None  # a child that the body forks, and that leaves it, ends nothing
 
     def __init__(self, interval: timedelta, name: str = "", *, is_ignored: bool = False) -> None:
         self.interval = interval
-        self.required = timedelta(0) if is_ignored else interval
+        self.required = timedelta.min if is_ignored else interval
         self.name = name
 
     def look(self, handle: LockHandle) -> bool:
+        self.handle = handle
         self.using = handle.using
         self.key = ",".join(map(str, handle.key.args))
-        self.name = self.name or handle.key.name
-        if transactions.in_transaction(sessions.connection_for(self.using)):
+        self.name = (self.name or handle.key.name).replace("\0", "\N{REPLACEMENT CHARACTER}")
+        connection = sessions.connection_for(self.using)
+        connection.ensure_connection()  # with AUTOCOMMIT switched off the first statement would begin a transaction
+        if transactions.in_transaction(connection):
             raise RuntimeError(
                 f"The start of {self.name!r} would not be seen before the transaction on {self.using!r} is committed:"
                 f" run periodic work outside of atomic()."
@@ -108,7 +124,8 @@ class NotedPeriod(Period):
         if age is None or age >= self.required.total_seconds():
             return True
         left = self.required - timedelta(seconds=age)
-        self.reason = f"too soon: started {short(age)} ago by {self._who}, may start again in {short(left)}"
+        when = f"{short(age)} ago" if age >= 0 else f"{short(-age)} ahead of the database's clock"
+        self.reason = f"too soon: started {when} by {self._who}, may start again in {short(left)}"
         return False
 
     async def alook(self, make_handle: Callable[[], LockHandle]) -> bool:
@@ -117,14 +134,21 @@ class NotedPeriod(Period):
     def require(self, handle: LockHandle) -> None:
         if not handle.acquired:
             is_known = self.run is not None and self.run.is_started and self._age is not None
-            who = f"by {self._who}, for {short(self._age or 0)}" if is_known else "holder unknown"
+            who = f"by {self._who}, for {short(max(self._age or 0, 0))}" if is_known else "holder unknown"
             message = f"The lock {handle.key.name!r} on {self.using!r} was not acquired: running elsewhere, {who}."
             raise LockTimeout(message, key=handle.key, using=self.using, waited=handle.waited)
 
     def start(self) -> bool:
+        if self._is_inner():
+            self.reason = "running already: this call comes from within the run"
+            return False
+        self.process = os.getpid()
         self.number = self._ask(lambda runs: runs.start(self.key, self.name, self.interval, required=self.required))
         self.reason = "too soon: another one was faster"
-        return self.number is not None
+        if self.number is None:
+            return False
+        _running.add(self._hold)
+        return True
 
     async def astart(self) -> bool:
         return await hops.finish(self.start)
@@ -132,17 +156,32 @@ class NotedPeriod(Period):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        number = self.number
-        if number is not None:
+        if self.number is not None and self.process == os.getpid():
             try:
-                self._ask(lambda runs: runs.finish(self.key, number, None if exc is None else describe(exc)))
+                self._finish(self.number, None if exc is None else describe(exc))
             except (Error, ImproperlyConfigured) as error:
                 logger.error("The end of %r could not be noted: %s", self.name, error)
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await hops.finish(lambda: self.__exit__(exc_type, exc, traceback))
+        # A coroutine that is closed can wait for nothing: its run stays noted as started.
+        if hops.can_wait() and not isinstance(exc, GeneratorExit):
+            await hops.finish(lambda: self.__exit__(exc_type, exc, traceback))
+
+    def _finish(self, number: int, error: str | None) -> None:
+        if transactions.in_transaction(sessions.connection_for(self.using)):
+            # The row would stay locked for as long as that goes on, and the next start wait for it.
+            raise TransactionManagementError(f"the body has left a transaction open on {self.using!r}.")
+        self._ask(lambda runs: runs.finish(self.key, number, error))
+
+    @property
+    def _hold(self) -> Hold:
+        return cast("Hold", self.handle._hold)
+
+    def _is_inner(self) -> bool:
+        """Whether the lock, which its owner may nest in, is that of a run, and not a lock of the caller."""
+        return any(hold in _running for hold in self._hold.session.on(self.handle.key))
 
     @property
     def _age(self) -> float | None:
@@ -161,8 +200,12 @@ class NotedPeriod(Period):
         # Not imported, for the package is there before the apps are loaded.
         model = apps.get_model("django_advisory_lock", "PeriodicRun")
         try:
-            return question(model.objects.using(self.using))
-        except ProgrammingError as error:
+            # Inside the atomic() of a TestCase, which a missing table would break.
+            in_test = connections[self.using].in_atomic_block
+            with transaction.atomic(using=self.using) if in_test else contextlib.nullcontext():
+                return question(model.objects.using(self.using))
+        except Error as error:
+            sessions.close_if_dead(connections[self.using])  # or the next call would meet the same dead session
             if not isinstance(error.__cause__, UndefinedTable):
                 raise
             raise ImproperlyConfigured(

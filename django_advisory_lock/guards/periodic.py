@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from ..decorating import MISSING, check_decorated
@@ -44,7 +45,10 @@ def periodic_lock(
     A call inside `atomic()` raises `RuntimeError`, and one without the table `ImproperlyConfigured`. The other errors
     are those of `try_advisory_lock()`. See https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
     """
-    return PeriodicLock(name, read_interval(min_interval), using, default)
+    text = name.value if isinstance(name, Enum) else name
+    if not isinstance(text, str):
+        raise TypeError(f"periodic_lock() needs the name of the work as text, not {type(name).__name__}.")
+    return PeriodicLock(text, read_interval(min_interval), using, default)
 
 
 class PeriodicLock(Guard, Generic[D]):
