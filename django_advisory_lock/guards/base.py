@@ -83,19 +83,21 @@ class Guard:
             handle, period = self.lock._handle_for_call(args, kwargs), self.period()
             if not period.look(handle):
                 return self.too_soon(period.reason)
-            try:
-                handle._enter(current_owner())
-                period.require(handle)
-            except LockTimeout as error:
-                return finished(self.busy(error, *args, **kwargs))
-            with period, handle:
-                if not period.start():
-                    return self.too_soon(period.reason)
-                self.begin(handle)
-                result = finished(function(*args, **kwargs))
-                if self.outlasts(result):
-                    self.hand_over(result, handle)
-                return result
+            with period:
+                try:
+                    handle._enter(current_owner())
+                    if not handle._acquired:
+                        period.require(handle)
+                except LockTimeout as error:
+                    return finished(self.busy(error, *args, **kwargs))
+                with handle:
+                    if not period.start():
+                        return self.too_soon(period.reason)
+                    self.begin(handle)
+                    result = finished(function(*args, **kwargs))
+                    if self.outlasts(result):
+                        self.hand_over(result, handle)
+                    return result
 
         return locked
 
@@ -115,7 +117,8 @@ class Guard:
                 return self.too_soon(period.reason)
             try:
                 handle = await take_in_task(make_handle, task_owner(), (None, 0))
-                period.require(handle)
+                if not handle._acquired:
+                    period.require(handle)
             except LockTimeout as error:
                 if not made:  # it comes from the function that makes the key
                     raise
