@@ -17,7 +17,8 @@ class Runs:
     """The rows of one test."""
 
     def get(self, *key: Any, using: str = "default") -> PeriodicRun:
-        return PeriodicRun.objects.using(using).get(key=self._text(*key))
+        row: PeriodicRun = PeriodicRun.objects.using(using).get(key=self._text(*key))
+        return row
 
     def count(self, *key: Any, using: str = "default") -> int:
         """Return how often something was started."""

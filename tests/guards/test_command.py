@@ -406,7 +406,7 @@ def runs(other: OtherSession) -> Iterator[Runs]:
 class Periodic(Work):
     """A command with an interval of a minute."""
 
-    lock_min_interval = 60
+    lock_min_interval: Any = 60
 
 
 class Attempt:
@@ -608,6 +608,7 @@ class TestIntervalWhenBusy:
     def test_the_hook_is_for_busy_alone(self, name: str, runs: Runs, other: OtherSession) -> None:
         class Hooked(Periodic):
             def handle_lock_busy(self, error: LockTimeout, *args: Any, **options: Any) -> str:
+                assert error.key is not None
                 return f"busy: {error.key.name}"
 
         other.take(lock_key(name))
