@@ -13,12 +13,17 @@ import doctest
 import io
 import logging
 import re
+import shlex
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -44,7 +49,20 @@ from django_advisory_lock import (
     lock_key,
     try_advisory_lock,
 )
-from tests.support import LIMIT, OtherSession, Thread, backend_pid, extra_alias, parameters, spawn, value, wait_until
+from django_advisory_lock.guards.admin import AdvisoryLockAdminMixin
+from django_advisory_lock.models import PeriodicRun
+from tests.support import (
+    LIMIT,
+    OtherSession,
+    Thread,
+    backend_pid,
+    environment,
+    extra_alias,
+    parameters,
+    spawn,
+    value,
+    wait_until,
+)
 from tests.testapp.models import Account, Membership, Token
 
 pytestmark = pytest.mark.slow
@@ -154,6 +172,7 @@ def reader() -> Iterator[dict[str, Any]]:
                 with connection.schema_editor() as editor:
                     editor.delete_model(model)
             account.delete()
+            PeriodicRun.objects.all().delete()
 
 
 def run_section(page: str, heading: str, namespace: dict[str, Any]) -> dict[str, Any]:
@@ -242,6 +261,7 @@ SOURCE = "\n".join(
 
 
 MIXINS: dict[str, type] = {
+    "docs/admin.md": AdvisoryLockAdminMixin,
     "docs/jobs.md": django_advisory_lock.AdvisoryLockJobMixin,
     "docs/views.md": django_advisory_lock.AdvisoryLockViewMixin,
 }
@@ -259,6 +279,8 @@ class TestNames:
     def test_options_of_commands(self, page: str) -> None:
         class Command(django_advisory_lock.AdvisoryLockCommandMixin, BaseCommand):
             """A command with the options of the mixin."""
+
+            lock_min_interval = 60
 
         known = Command().create_parser("manage.py", "work").format_help()
         named = re.findall(r"--(?:no-)?lock[\w-]*", PAGES[page].read_text(encoding="utf-8"))
@@ -773,3 +795,164 @@ class TestCommands:
         process.kill()
         process.communicate(timeout=LIMIT)
         other.wait_until_free(lock_key(name))
+
+
+def find_block(page: str, heading: str, language: str) -> str:
+    """Return the one block in a language below a heading."""
+    (text,) = (
+        block.text for block in BLOCKS if (block.page, block.heading, block.language) == (page, heading, language)
+    )
+    return text
+
+
+def fields(yaml: str) -> dict[str, str]:
+    """Return the values of a small YAML file by the path of their keys."""
+    path: list[tuple[int, str]] = []
+    found = {}
+    for line in yaml.splitlines():
+        indent = len(line) - len(line.lstrip("- "))
+        key, _, text = line[indent:].partition(":")
+        path = [(depth, name) for depth, name in path if depth < indent] + [(indent, key)]
+        found[".".join(name for _, name in path)] = text.strip()
+    return found
+
+
+def time_span(text: str) -> timedelta:
+    """Return what a span of systemd, or one in words, means."""
+    number, _, unit = text.removesuffix("s").partition(" ")
+    return timedelta(**{f"{unit or 'second'}s": int(number)})
+
+
+class TestPeriodic:
+    """What docs/periodic.md says."""
+
+    PAGE = "docs/periodic.md"
+
+    @pytest.fixture(autouse=True)
+    def forget(self, other: OtherSession) -> Iterator[None]:
+        yield
+        PeriodicRun.objects.all().delete()
+
+    def shell(self, script: str, **changes: str) -> str:
+        """Run a script of the shell, and return what it printed."""
+        return self.told("sh", "-c", script, **changes)
+
+    def told(self, *command: str | Path, **changes: str) -> str:
+        done = subprocess.run(
+            command, check=False, env=environment(**changes), capture_output=True, text=True, timeout=3 * LIMIT
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    def crontab(self, command: str) -> str:
+        """Return what cron runs, by the line of the page, with another command and this machine's paths."""
+        line = find_block(self.PAGE, "cron-on-several-hosts", "text")
+        told = line.split(maxsplit=6)[6].strip().replace("/srv/app", shlex.quote(str(PROJECT)))
+        return told.replace(".venv/bin/python", shlex.quote(sys.executable)).replace("refresh_reports", command)
+
+    def test_cron_on_several_hosts(self, name: str) -> None:
+        """Case 59: 300 ms apart, and the first may be done by then. Without the interval the second runs too."""
+        first = self.crontab(f"periodic_work --key {name}")
+        assert self.shell(f"({first}) & sleep 0.3; {first}; wait") == "working []\ndone\n"
+        for _ in range(2):
+            assert call_command("work", key=f"{name}-control", stdout=io.StringIO()) == "done"
+
+    @pytest.mark.parametrize(("tick", "interval"), table("docs/periodic.md", "tick"))
+    def test_which_interval(self, tick: str, interval: str) -> None:
+        """More than clocks and schedulers are apart, less than a tick."""
+        ticks = {"every minute": 60, "every five minutes": 300, "nightly": 24 * 3600}
+        assert 0.5 <= time_span(interval).total_seconds() / ticks[tick] <= 0.6
+
+    def test_systemd_timers(self, tmp_path: Path) -> None:
+        """The shortest time between two starts is longer than the interval; systemd knows each of the keys."""
+        timer = find_block(self.PAGE, "systemd-timers", "ini")
+        options = dict(re.findall(r"^(\w+)=(.*)$", timer, flags=re.MULTILINE))
+        late = time_span(options["RandomizedDelaySec"]) + time_span(options["AccuracySec"])
+        assert timedelta(minutes=3) < timedelta(minutes=5) - late - timedelta(seconds=60)
+        if analyze := shutil.which("systemd-analyze"):
+            both = find_block("docs/commands.md", "systemd", "ini").replace("/srv/app/.venv/bin/python", sys.executable)
+            service = both.partition("# refresh-reports.timer")[0].replace("/srv/app", "/")
+            (tmp_path / "refresh-reports.service").write_text(service)
+            for number, text in enumerate((timer, both.partition("# refresh-reports.timer")[2])):
+                (tmp_path / str(number)).mkdir()
+                unit = tmp_path / str(number) / "refresh-reports.timer"
+                unit.write_text(text)
+                assert self.told(analyze, "verify", unit, tmp_path / "refresh-reports.service") == ""
+            assert "*-*-* *:00/5:00" in self.told(analyze, "calendar", options["OnCalendar"])
+
+    def test_kubernetes(self) -> None:
+        """`concurrencyPolicy` is of the CronJob, `backoffLimit` of the job, `restartPolicy` of the pod."""
+        job = fields(find_block("docs/commands.md", "kubernetes", "yaml"))
+        assert (job["kind"], job["apiVersion"]) == ("CronJob", "batch/v1")
+        assert job["spec.concurrencyPolicy"] == "Forbid"
+        assert job["spec.jobTemplate.spec.backoffLimit"] == "2"
+        assert job["spec.jobTemplate.spec.template.spec.restartPolicy"] == "Never"
+        assert "refresh_reports" in job["spec.jobTemplate.spec.template.spec.containers.command"]
+
+    def test_two_jobs_of_kubernetes_for_one_slot(self, name: str) -> None:
+        """Case 64: the second pod is a success too, whatever the exit status of a busy one is."""
+        call_command("periodic_work", key=name, stdout=io.StringIO())
+        second = self.crontab(f"periodic_work --key {name} --lock-busy-exit-code 75").replace("--verbosity 0", "")
+        assert self.shell(second).startswith("Skipped, too soon: started ")
+        assert cells("docs/commands.md", "what happened")["too soon, by lock_min_interval"] == "0"
+
+    def test_two_beats(self) -> None:
+        """Case 76: both messages are delivered, one after the other. Without the interval both work."""
+        with reader() as page:
+            page["__name__"] = "tests.testapp.beats"  # Celery knows tasks by their names
+            task = run_section(self.PAGE, "celery-beat", page)["refresh_reports"]
+            assert [task.apply().get() for _ in range(2)] == ["refreshed", "skipped"]
+
+            @try_advisory_lock("beats-control")
+            def refresh() -> str:
+                return "refreshed"
+
+            control = page["shared_task"](name="beats-control")(refresh)
+            assert [control.apply().get() for _ in range(2)] == ["refreshed", "refreshed"]
+
+    @pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
+    def test_clearsessions(self, is_before: bool, tmp_path: Path) -> None:
+        """An app that comes after the one with the command is not asked."""
+        commands = tmp_path / "housekeeping" / "management" / "commands"
+        commands.mkdir(parents=True)
+        (commands / "clearsessions.py").write_text(find_block(self.PAGE, "commands-of-django", "python"))
+        apps = ["housekeeping", "django.contrib.sessions"][:: 1 if is_before else -1]
+        (tmp_path / "housekeeping_settings.py").write_text(
+            "from tests.settings import *\nSESSION_ENGINE = 'django.contrib.sessions.backends.signed_cookies'\n"
+            f"INSTALLED_APPS = [*INSTALLED_APPS, *{apps}]\n"
+        )
+        script = f"{shlex.quote(sys.executable)} {shlex.quote(str(PROJECT / 'manage.py'))} clearsessions"
+        settings = {"PYTHONPATH": f"{tmp_path}:{PROJECT}", "DJANGO_SETTINGS_MODULE": "housekeeping_settings"}
+        assert self.shell(script, **settings) == ""
+        noted = PeriodicRun.objects.values_list("name", "last_outcome")
+        expected = ("command:housekeeping.management.commands.clearsessions", "succeeded")
+        assert list(noted) == ([expected] if is_before else [])
+
+    def test_there_is_no_expiry(self, other: OtherSession) -> None:
+        """Case 60: a run keeps its lock for as long as it takes, and `min_interval` counts from its start."""
+        assert cells(self.PAGE, "ShedLock").keys() == {"lockAtLeastFor", "lockAtMostFor"}
+        go, begun = threading.Event(), []
+
+        @django_advisory_lock.periodic_lock("long", min_interval=0.001, default="skipped")
+        def work() -> str:
+            begun.append(1)
+            assert go.wait(LIMIT)
+            return "ran"
+
+        first = Thread(work)
+        wait_until(lambda: begun)
+        PeriodicRun.objects.update(last_started_at=timezone.now() - timedelta(days=7))
+        assert work() == "skipped"
+        go.set()
+        assert first.result() == "ran"
+        assert (work(), len(begun)) == ("ran", 2)
+
+    def test_commands_and_jobs(self, other: OtherSession) -> None:
+        with reader() as page:
+            run_section(self.PAGE, "commands-and-jobs", page)
+            out = io.StringIO()
+            for _ in range(2):
+                call_command(page["Command"](), stdout=out)
+            assert out.getvalue().startswith("Skipped, too soon")
+            page["Refresh"]().run()
+            assert PeriodicRun.objects.filter(min_interval=timedelta(minutes=3)).count() == 2

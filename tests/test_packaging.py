@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import django_advisory_lock
+from tests.support import OtherSession, output, spawn
 
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGE = PROJECT / "django_advisory_lock"
@@ -93,6 +94,7 @@ def test_the_wheel_has_the_whole_package_and_nothing_else(wheel: Path) -> None:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == shipped()
     assert "django_advisory_lock/py.typed" in names
+    assert {f"django_advisory_lock/migrations/{name}.py" for name in ("__init__", "0001_initial")} <= names
 
 
 def test_the_wheel_has_the_licence(wheel: Path) -> None:
@@ -161,9 +163,53 @@ def test_import_without_settings_and_without_models(tmp_path: Path) -> None:
         from django.conf import settings
         assert not settings.configured
         assert not any(apps.all_models.values()), apps.all_models
-        assert not [name for name in sys.modules if name.startswith(("django.contrib.", "django_advisory_lock.models"))]
+        late = ("admin", "apps", "checks", "guards.admin", "models")
+        assert not [name for name in late if "django_advisory_lock." + name in sys.modules]
+        assert not [name for name in sys.modules if name.startswith("django.contrib.")]
     """
     assert run(sys.executable, "-W", "error", "-c", code, cwd=tmp_path) == ""
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_what_needs_the_app(is_installed: bool, tmp_path: Path, name: str, other: OtherSession) -> None:
+    """Locks and guards do not; only what notes its starts does, and says so. Without the app there is no model."""
+    apps = ["django_advisory_lock"] if is_installed else []
+    (tmp_path / "few_settings.py").write_text(f"from tests.settings import *\nINSTALLED_APPS = {apps}\n")
+    code = f"""if True:
+        from django.apps import apps
+        from django.core.exceptions import ImproperlyConfigured
+        from django.core.management import BaseCommand, call_command
+        from django_advisory_lock import *
+
+        class Command(AdvisoryLockCommandMixin, BaseCommand):
+            lock_key = {name!r}
+
+            def handle(self, *args, **options):
+                return "ran"
+
+        class Job(AdvisoryLockJobMixin):
+            lock_key = {name!r}
+            lock_min_interval = 60
+
+            def run(self):
+                return "ran"
+
+        call_command(Command())
+        print(len(list(apps.get_models())))
+        for periodic in (Job().run, periodic_lock({name!r}, min_interval=60)(lambda: "ran")):
+            try:
+                print(periodic())
+            except ImproperlyConfigured as error:
+                print(error)
+    """
+    paths = os.pathsep.join(map(str, (tmp_path, PROJECT)))
+    process = spawn(code, PYTHONPATH=paths, DJANGO_SETTINGS_MODULE="few_settings")
+    try:
+        lines = output(process).splitlines()
+    finally:
+        other.raw.execute("DELETE FROM django_advisory_lock_periodicrun")
+    assert lines[:2] == ["ran", str(len(apps))]
+    assert lines[2:] == ["ran", "ran"] if is_installed else "add 'django_advisory_lock' to INSTALLED_APPS" in lines[2]
 
 
 def test_every_public_name_is_there() -> None:
@@ -243,11 +289,13 @@ def test_each_module_has_a_place_above_all_that_it_imports() -> None:
     graph = {module: imported_modules(module) for module in MODULES}
     order = list(TopologicalSorter(graph).static_order())  # CycleError names those that import one another
     assert order.index("exceptions") < order.index("keys") < order.index("locks") < order.index("guards.command")
+    assert order.index("guards.period") < order.index("guards.base") < order.index("guards.periodic")
+    assert order.index("models") < min(order.index("admin"), order.index("checks"))
 
 
 def test_floors() -> None:
-    modules = ("keys", "guards.command", "management.commands.advisory_lock", "")
-    assert [floor(module) for module in modules] == [0, 1, 2, 3]
+    modules = ("keys", "guards.command", "guards.period", "models", "admin", "management.commands.advisory_lock", "")
+    assert [floor(module) for module in modules] == [0, 1, 1, 1, 2, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -267,4 +315,4 @@ def test_imports_are_recognised(imported: str, module: str | None) -> None:
 
 def test_imports_are_found() -> None:
     assert {"django_advisory_lock.locks.advisory_lock", "django_advisory_lock.keys.lock_key"} <= set(imports(""))
-    assert "django_advisory_lock.exceptions.LockTimeout" in set(imports("guards.command"))
+    assert "django_advisory_lock.notices.logger" in set(imports("guards.command"))

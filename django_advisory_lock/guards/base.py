@@ -14,7 +14,7 @@ from ..decorating import finished
 from ..exceptions import LockTimeout
 from ..locks import advisory_lock, try_advisory_lock
 from ..owners import current_owner, task_owner
-from .period import NO_PERIOD
+from .period import NO_PERIOD, read_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,19 +83,21 @@ class Guard:
             handle, period = self.lock._handle_for_call(args, kwargs), self.period()
             if not period.look(handle):
                 return self.too_soon(period.reason)
-            try:
-                handle._enter(current_owner())
-                period.require(handle)
-            except LockTimeout as error:
-                return finished(self.busy(error, *args, **kwargs))
-            with period, handle:
-                if not period.start():
-                    return self.too_soon(period.reason)
-                self.begin(handle)
-                result = finished(function(*args, **kwargs))
-                if self.outlasts(result):
-                    self.hand_over(result, handle)
-                return result
+            with period:
+                try:
+                    handle._enter(current_owner())
+                    if not handle._acquired:
+                        period.require(handle)
+                except LockTimeout as error:
+                    return finished(self.busy(error, *args, **kwargs))
+                with handle:
+                    if not period.start():
+                        return self.too_soon(period.reason)
+                    self.begin(handle)
+                    result = finished(function(*args, **kwargs))
+                    if self.outlasts(result):
+                        self.hand_over(result, handle)
+                    return result
 
         return locked
 
@@ -115,7 +117,8 @@ class Guard:
                 return self.too_soon(period.reason)
             try:
                 handle = await take_in_task(make_handle, task_owner(), (None, 0))
-                period.require(handle)
+                if not handle._acquired:
+                    period.require(handle)
             except LockTimeout as error:
                 if not made:  # it comes from the function that makes the key
                     raise
@@ -146,6 +149,18 @@ def guard_lock(
     if interval is not None and timeout == 0:
         return try_advisory_lock(key, using=using, shared=shared)
     return advisory_lock(key, using=using, timeout=timeout, shared=shared, poll_interval=poll_interval)
+
+
+def refuse_wrong_interval(cls: type) -> None:
+    """Refuse a wrong `lock_min_interval` when the class is made; a property is not asked before the first run."""
+    value = getattr(cls, "lock_min_interval", None)
+    if value is None or hasattr(value, "__get__"):
+        return
+    try:
+        read_interval(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        refusal = TypeError if isinstance(error, TypeError) else ValueError
+        raise refusal(f"{cls.__qualname__}.lock_min_interval: {error}") from error
 
 
 def refuse_hidden_hook(cls: type, mixin: type, hook: str, *, also_own: bool = False) -> None:

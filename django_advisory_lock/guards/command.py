@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ..notices import logger
 from ..options import seconds
-from .base import Guard, guard_lock, refuse_hidden_hook
+from .base import Guard, guard_lock, refuse_hidden_hook, refuse_wrong_interval
 from .period import NO_PERIOD, NotedPeriod, Period, read_interval
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class AdvisoryLockCommandMixin(BaseCommand):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse_hidden_hook(cls, AdvisoryLockCommandMixin, "execute", also_own=True)
+        refuse_wrong_interval(cls)
         if iscoroutinefunction(cls.handle):
             raise TypeError(
                 f"{cls.__qualname__}.handle() is a coroutine function; Django runs synchronous commands only."
@@ -72,6 +73,8 @@ class AdvisoryLockCommandMixin(BaseCommand):
 
     def handle_lock_busy(self, error: LockTimeout, /, *args: Any, **options: Any) -> str | None:
         """Called instead of `handle()` where the lock is busy, and returns what `handle()` would."""
+        if self.lock_min_interval is not None:
+            logger.info("%s was skipped. %s", type(self).__module__, error)
         if self.lock_busy_exit_code:
             raise CommandError(str(error), returncode=self.lock_busy_exit_code) from error
         if options.get("verbosity", 1):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import iscoroutinefunction
 
 from ..notices import logger
-from .base import Guard, guard_lock, refuse_hidden_hook
+from .base import Guard, guard_lock, refuse_hidden_hook, refuse_wrong_interval
 from .period import NO_PERIOD, NotedPeriod, Period, read_interval
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class AdvisoryLockJobMixin:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse_hidden_hook(cls, AdvisoryLockJobMixin, cls.lock_method)
+        refuse_wrong_interval(cls)
         if not getattr(_find(cls.__mro__, cls.lock_method), "__isabstractmethod__", False):
             _lock_method(cls)
 

@@ -24,6 +24,8 @@ from unittest import mock
 
 import pytest
 from asgiref.sync import iscoroutinefunction, sync_to_async
+from celery import Task, shared_task
+from celery.exceptions import Retry
 from django.db import transaction
 from django.db.transaction import TransactionManagementError
 from django.test import override_settings
@@ -38,6 +40,7 @@ from django_advisory_lock import (
     advisory_lock,
     lock_key,
 )
+from tests.guards.periods import Runs
 from tests.support import LIMIT, OtherSession, Thread, backend_pid, fork, statements, value, wait_until
 from tests.test_async import run, until
 from tests.test_docs import cells, reader, run_section, table
@@ -1130,6 +1133,306 @@ class TestRivals:
         finally:
             sys.setswitchinterval(before)
         assert (rivals.begun, rivals.most) == (4, 1)
+
+
+@pytest.fixture
+def runs(other: OtherSession) -> Iterator[Runs]:
+    yield Runs()
+    Runs().forget()
+
+
+class Periodic(Own):
+    """A job with an interval of a minute."""
+
+    lock_min_interval: Any = 60
+
+
+class AsynchronousPeriodic(Asynchronous):
+    lock_min_interval = timedelta(minutes=1)
+
+
+PERIODIC = key_of(Periodic)
+
+
+class Locked(AdvisoryLockJobMixin, Task):
+    """A base for tasks that are functions."""
+
+
+class TestInterval:
+    """`lock_min_interval`: at most one start in each interval."""
+
+    def test_one_start_in_each(self, runs: Runs, skipped: Callable[[], list[str]]) -> None:
+        """Case 59, 79: two messages that are worked on one after the other."""
+        with statements(5):
+            assert Periodic().run() == "ran"
+        with statements(1):
+            assert Periodic().run() is None
+        (message,) = skipped()
+        row = runs.get(PERIODIC)
+        assert message.startswith("Periodic was skipped, too soon: started ")
+        assert f"ago by {row.last_host}, pid {os.getpid()}, may start again in " in message
+        runs.let_pass(61, PERIODIC)
+        assert Periodic().run() == "ran"
+        assert (runs.count(PERIODIC), runs.outcome(PERIODIC)) == (2, "succeeded")
+
+    def test_asynchronously(self, runs: Runs, skipped: Callable[[], list[str]]) -> None:
+        async def main() -> list[Any]:
+            return [await AsynchronousPeriodic().run() for _ in range(2)]
+
+        key = key_of(AsynchronousPeriodic)
+        assert run(main) == ["ran", None]
+        assert "AsynchronousPeriodic was skipped, too soon: started " in skipped()[0]
+        runs.let_pass(61, key)
+        assert run(main) == ["ran", None]
+        assert (runs.count(key), runs.outcome(key)) == (2, "succeeded")
+
+    def test_busy_in_two_statements(self, runs: Runs, skipped: Callable[[], list[str]], other: OtherSession) -> None:
+        """Case 62."""
+        other.take(PERIODIC)
+        with statements(2):
+            assert Periodic().run() is None
+        assert "running elsewhere, holder unknown." in skipped()[0]
+        assert runs.count(PERIODIC) == 0
+
+    def test_busy_by_whom(self, runs: Runs, skipped: Callable[[], list[str]]) -> None:
+        """Another thread works, for longer than the interval."""
+        rivals = Rivals()
+        first = Thread(lambda: Periodic().run(rivals))
+        wait_until(lambda: rivals.begun)
+        runs.let_pass(61, PERIODIC)
+        assert Periodic().run(rivals) is None
+        rivals.go.set()
+        assert first.result() == "ran"
+        assert f"running elsewhere, by {runs.get(PERIODIC).last_host}, pid {os.getpid()}, for 0:01:0" in skipped()[0]
+        assert runs.outcome(PERIODIC) == "succeeded"
+
+    @pytest.mark.parametrize("base", [Periodic, AsynchronousPeriodic], ids=["sync", "async"])
+    def test_the_hook_is_for_busy_alone(self, base: Any, runs: Runs, other: OtherSession) -> None:
+        class Hooked(base):
+            lock_method = "go"
+
+            def handle_lock_busy(self, error: LockTimeout, *args: Any, **kwargs: Any) -> Any:
+                assert error.key == key_of(Hooked)
+                return "busy"
+
+            if base is Periodic:
+
+                def go(self) -> Any:
+                    return "ran"
+
+            else:
+
+                async def go(self) -> Any:  # type: ignore[misc]
+                    return "ran"
+
+        async def main() -> Any:
+            return await Hooked().go()
+
+        def result() -> Any:
+            return Hooked().go() if base is Periodic else run(main)
+
+        other.take(key_of(Hooked))
+        assert result() == "busy"
+        other.drop(key_of(Hooked))
+        assert [result(), result()] == ["ran", None]
+
+    @pytest.mark.parametrize("base", [Own, Asynchronous], ids=["sync", "async"])
+    @pytest.mark.parametrize("interval", [60, 0.05])
+    def test_who_has_waited_looks_again(
+        self, interval: float, base: Any, runs: Runs, skipped: Callable[[], list[str]], other: OtherSession
+    ) -> None:
+        """Case 59: by then another one may have started, and that may be long ago."""
+
+        class Waits(base):
+            lock_timeout = LIMIT
+            lock_min_interval = interval
+
+        def body() -> str:
+            value("SELECT pg_sleep(0.06)")  # longer than the shorter interval, by the same clock
+            return "ran"
+
+        async def main() -> list[Any]:
+            tasks = [asyncio.create_task(Waits().run(sync_to_async(body))) for _ in range(2)]
+            await asyncio.sleep(0.05)  # they may have looked, or not: the outcome is the same
+            other.drop(key_of(Waits))
+            return list(await asyncio.gather(*tasks))
+
+        def in_threads() -> list[Any]:
+            threads = [Thread(lambda: Waits().run(body)) for _ in range(2)]
+            other.wait_for_waiters(key_of(Waits), 2)
+            other.drop(key_of(Waits))
+            return [thread.result() for thread in threads]
+
+        other.take(key_of(Waits))
+        results = in_threads() if base is Own else run(main)
+        assert sorted(results, key=str) == ([None, "ran"] if interval == 60 else ["ran", "ran"])
+        assert runs.count(key_of(Waits)) == results.count("ran")
+
+    @pytest.mark.parametrize("interval", [60, None], ids=["interval", "control"])
+    def test_threads_with_one_job(self, interval: int | None, runs: Runs) -> None:
+        """Case 59: without the interval each of them works, one after the other."""
+
+        class Waits(Own):
+            lock_timeout = LIMIT
+            lock_min_interval = interval
+
+        job, barrier = Waits(), threading.Barrier(6, timeout=LIMIT)
+
+        def call() -> Any:
+            value("SELECT 1")
+            barrier.wait()
+            return job.run()
+
+        threads = [Thread(call) for _ in range(barrier.parties)]
+        results = [thread.result() for thread in threads]
+        assert results.count("ran") == (1 if interval else 6)
+        assert runs.count(key_of(Waits)) == (1 if interval else 0)
+
+    def test_tasks_that_share_a_thread(self, runs: Runs) -> None:
+        """Case 76, 89."""
+        job = AsynchronousPeriodic()
+
+        async def main() -> list[Any]:
+            return list(await asyncio.gather(*(job.run() for _ in range(4))))
+
+        assert sorted(run(main), key=str) == [None, None, None, "ran"]
+        assert runs.count(key_of(AsynchronousPeriodic)) == 1
+
+    def test_a_failure_counts(self, runs: Runs) -> None:
+        with pytest.raises(ZeroDivisionError):
+            Periodic().run(lambda: 1 / 0)
+        assert Periodic().run() is None
+        row = runs.get(PERIODIC)
+        assert (row.last_outcome, row.last_error) == ("failed", "ZeroDivisionError: division by zero")
+
+    def test_a_lost_lock_is_no_success(self, runs: Runs, other: OtherSession) -> None:
+        """Case 72."""
+        with pytest.raises(LockLost):
+            Periodic().run(lambda: other.kill(backend_pid()))
+        assert runs.outcome(PERIODIC) == "failed"
+        assert "LockLost" in runs.get(PERIODIC).last_error
+
+    def test_a_task_that_is_cancelled(self, runs: Runs, other: OtherSession) -> None:
+        """Its end is noted all the same."""
+        key = key_of(AsynchronousPeriodic)
+
+        async def main() -> None:
+            begun = asyncio.Event()
+
+            async def body() -> None:
+                begun.set()
+                await asyncio.sleep(LIMIT)
+
+            task = asyncio.create_task(AsynchronousPeriodic().run(body))
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert other.is_free(key)
+
+        run(main)
+        assert runs.outcome(key) == "failed"
+        assert "CancelledError" in runs.get(key).last_error
+
+    def test_inside_a_transaction(self, runs: Runs) -> None:
+        with transaction.atomic(), pytest.raises(RuntimeError, match=r"outside of atomic\(\)"):
+            Periodic().run()
+        assert runs.count(PERIODIC) == 0
+
+    def test_super_counts_once(self, runs: Runs) -> None:
+        """And a subclass may have another interval for the key of its parent."""
+
+        class Parent(Periodic):
+            lock_key = PERIODIC
+
+        class Child(Parent):
+            lock_min_interval = timedelta(hours=1)
+
+            def run(self, *args: Any, **kwargs: Any) -> str:
+                return f"child {super().run()}"
+
+        assert Child().run() == "child ran"
+        assert runs.count(PERIODIC) == 1
+        runs.let_pass(61, PERIODIC)
+        assert Child().run() is None
+        assert Parent().run() == "ran"
+        assert runs.count(PERIODIC) == 2
+
+    def test_for_each_account(self, name: str, runs: Runs) -> None:
+        """Case 52, 74: a key has an interval of its own, in each namespace."""
+
+        class PerAccount(Periodic):
+            def get_lock_key(self, body: None, account_id: int) -> tuple[str, int]:
+                return name, account_id
+
+        results = [PerAccount().run(None, account_id) for account_id in (1, 2, 1)]
+        with override_settings(ADVISORY_LOCK_NAMESPACE="another"):
+            results.append(PerAccount().run(None, 1))
+        assert results == ["ran", "ran", None, "ran"]
+
+    def test_on_another_database(self, runs: Runs) -> None:
+        job = Periodic()
+        job.lock_using = "other"
+        assert [job.run(), job.run(), Periodic().run()] == ["ran", None, "ran"]
+        with override_settings(ADVISORY_LOCK_DATABASE="other"):
+            assert Periodic().run() is None
+        assert (runs.count(PERIODIC), runs.count(PERIODIC, using="other")) == (1, 1)
+
+    @pytest.mark.parametrize(("interval", "error"), [(0, ValueError), (-1, ValueError), ("1 h", TypeError)], ids=repr)
+    def test_what_is_refused(self, interval: Any, error: type[Exception], runs: Runs) -> None:
+        """When the class is made, as by the decorator of Celery; of an object, before anything is sent."""
+        with pytest.raises(error, match=r"^Wrong\.lock_min_interval: "):
+            type("Wrong", (Own,), {"lock_min_interval": interval})
+        job = Own()
+        job.lock_min_interval = interval
+        with statements(0), pytest.raises(error, match="min_interval"):
+            job.run()
+
+    @pytest.mark.slow
+    @pytest.mark.filterwarnings("ignore::ResourceWarning")
+    def test_an_interrupt_at_every_line(self, runs: Runs, other: OtherSession) -> None:
+        """Case 67."""
+
+        class Frequent(Own):
+            lock_min_interval = timedelta(microseconds=1)
+
+        job = Frequent()
+        job.run()
+        strike_at_every_line(INTERRUPTS["sigint"], lambda: job.run() and None, [key_of(Frequent)], other)
+        assert job.run() == "ran"
+
+
+class TestIntervalOfCelery:
+    """The `run()` that `@shared_task` makes is static."""
+
+    def test_a_function(self, name: str, runs: Runs) -> None:
+        """Case 76: two beats, one message after the other."""
+
+        @shared_task(base=Locked, name=name, lock_key=name, lock_min_interval=timedelta(minutes=3))
+        def refresh(number: int) -> str:
+            return f"refreshed {number}"
+
+        assert refresh.apply((1,)).get() == "refreshed 1"
+        skipped = refresh.apply((2,))
+        assert (skipped.state, skipped.result) == ("SUCCESS", None)
+        assert refresh(3) is None
+        runs.let_pass(181, name)
+        assert refresh(4) == "refreshed 4"
+
+    def test_a_retry_comes_too_soon(self, name: str, runs: Runs) -> None:
+        """Case 79: each is a call, and the first one has started."""
+        begun = []
+
+        @shared_task(base=Locked, name=name, bind=True, lock_key=name, lock_min_interval=60, max_retries=3)
+        def fails(self: Any) -> None:
+            begun.append(self.request.retries)
+            raise self.retry(countdown=0)
+
+        with contextlib.suppress(Retry):
+            assert fails.apply().get() is None
+        assert begun == [0]
+        assert runs.outcome(name) == "failed"
+        assert "Retry" in runs.get(name).last_error
 
 
 class TestPage:
