@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import random
+import secrets
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand
 from django.core.management.color import no_style
 from django.db import connections, transaction
@@ -20,12 +22,14 @@ if TYPE_CHECKING:
 
 START = datetime(2025, 10, 1, tzinfo=timezone.utc)
 END = datetime(2026, 10, 1, tzinfo=timezone.utc)
+USERNAME = "shop"
 
 
 class Command(BaseCommand):
     help = (
         "Fills the shop with accounts and a year of orders, the same ones each time. All that was in the shop before,"
-        " its reports and its log included, is replaced."
+        f" its reports and its log included, is replaced. Also makes a user for the admin, {USERNAME!r}, unless there"
+        " is one, and prints the password; at verbosity 0, which prints nothing, it makes none."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -45,8 +49,24 @@ class Command(BaseCommand):
             Account.objects.using(database).bulk_create(make_accounts(accounts))
             Order.objects.using(database).bulk_create(make_orders(orders, accounts), batch_size=5000)
             reset_sequences(database)
+            password = make_user(database) if verbosity else None
         if verbosity:
             self.stdout.write(self.style.SUCCESS(f"Made {accounts:,} accounts and {orders:,} orders."))
+            self.stdout.write(
+                f"Log in at /admin/ as {USERNAME!r}, with the password {password!r}."
+                if password
+                else f"The user {USERNAME!r} keeps the password; `manage.py changepassword {USERNAME}` sets another."
+            )
+
+
+def make_user(database: str) -> str | None:
+    """Make a user who may do everything, and return the password; None where there is one already."""
+    users = User.objects.db_manager(database)
+    if users.filter(username=USERNAME).exists():
+        return None
+    password = secrets.token_urlsafe(12)
+    users.create_superuser(USERNAME, password=password)
+    return password
 
 
 def make_accounts(number: int) -> Iterator[Account]:
