@@ -12,6 +12,7 @@ from django.core.management.color import no_style
 from django.db import connections, transaction
 
 from django_advisory_lock import advisory_lock
+from django_advisory_lock.models import PeriodicRun
 from testproject.shop import arguments
 from testproject.shop.models import Account, MonthlyReport, Order, Run
 
@@ -44,7 +45,7 @@ class Command(BaseCommand):
     def handle(self, *, accounts: int, orders: int, database: str, verbosity: int, **options: Any) -> None:
         # Inside a transaction the lock lasts until the commit, so a second run starts with what this one leaves.
         with transaction.atomic(using=database), advisory_lock("shop", "seed", using=database):
-            for model in (Run, MonthlyReport, Order, Account):
+            for model in (PeriodicRun, Run, MonthlyReport, Order, Account):
                 model._default_manager.using(database).all().delete()
             Account.objects.using(database).bulk_create(make_accounts(accounts))
             Order.objects.using(database).bulk_create(make_orders(orders, accounts), batch_size=5000)
