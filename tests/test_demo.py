@@ -135,6 +135,10 @@ class TestClaims:
             (False, claims.taken_over(5.1, 5.0)),
             (False, claims.taken_over(-0.1, 5.0)),
             (False, claims.taken_over(None, 5.0)),
+            (True, claims.once_in_its_interval(1, 0, 1)),
+            (False, claims.once_in_its_interval(1, 1, 1)),
+            (False, claims.once_in_its_interval(1, 0, 0)),
+            (False, claims.once_in_its_interval(0, 2, 1)),
             (True, claims.nothing_left(0)),
             (False, claims.nothing_left(1)),
         ],
@@ -222,8 +226,8 @@ class TestDemo:
             demo.kill()
         output = shop.run(*DEMO)
         assert "✗" not in output
-        assert output.count("✓") == 20
-        assert "All 20 claims hold." in output
+        assert output.count("✓") == 22
+        assert "All 22 claims hold." in output
         assert max(map(len, output.splitlines())) <= 80
         assert shop.ask("SELECT count(*) FROM shop_account") == [6]
         assert shop.ask(SESSIONS, "shop-demo %") == [0]
@@ -242,6 +246,7 @@ class TestDemo:
         assert "- no account was in two hands at a time" in output
         assert "- 1 of 5 requests worked, 4 were answered 409; the command worked" in output
         assert " before the kill" in output
+        assert "- the first ran once, the second once" in output
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
     def test_interrupt_ends_all_processes(self, shop, number):

@@ -84,7 +84,7 @@ class Shop:
             yield lambda count=1: until(lambda: self.ask(WAITING, "relation") == [count])
 
     def reset(self):
-        self.connection.execute("TRUNCATE shop_run, shop_monthlyreport")
+        self.connection.execute("TRUNCATE shop_run, shop_monthlyreport, django_advisory_lock_periodicrun")
         self.connection.execute("UPDATE shop_account SET balance = 0, synced_at = NULL")
 
     def contents(self):
@@ -141,7 +141,12 @@ def moved_in(shop):
     from testproject import settings as project
 
     names = [name for name in dir(project) if name.isupper() and name not in ("DATABASES", "ALLOWED_HOSTS")]
-    changed = {"DEBUG": False, "ADVISORY_LOCK_NAMESPACE": "", "CELERY_TASK_ALWAYS_EAGER": True}
+    changed = {
+        "DEBUG": False,
+        "ADVISORY_LOCK_NAMESPACE": "",
+        "CELERY_TASK_ALWAYS_EAGER": True,
+        "PASSWORD_HASHERS": ["django.contrib.auth.hashers.MD5PasswordHasher"],  # which is quick
+    }
     default = connections.settings["default"]
     name = default["NAME"]
     connections["default"].close()
@@ -189,6 +194,7 @@ def until(condition):
 
 
 REFRESH = lock_key("command", "testproject.shop.management.commands.refresh_reports", namespace="")
+PRUNE = lock_key("command", "testproject.shop.management.commands.prune_runs", namespace="")
 SEPTEMBER = lock_key("monthly-report", "2026-09", namespace="")
 
 
@@ -222,7 +228,7 @@ class TestProject:
         assert shop.apart.run("shell", "--verbosity=0", f"--command={code}") == "manage.py shell\n"
 
     def test_help(self, shop):
-        names = ["seed", "refresh_reports", "generate_monthly_report", "sync_accounts", "demo"]
+        names = ["seed", "refresh_reports", "generate_monthly_report", "sync_accounts", "prune_runs", "demo"]
         assert [f"usage: manage.py {name} " in shop.run(name, "--help") for name in names] == [True] * len(names)
 
 
@@ -238,10 +244,10 @@ class TestSeed:
         assert shop.contents() == before
 
     def test_one_at_a_time(self, shop):
-        before = shop.contents()
+        before, seed = shop.contents(), ("seed", "--accounts=5", "--orders=300", "--verbosity=0")
         with contextlib.ExitStack() as stack:
             with shop.held(lock_key("shop", "seed", namespace="")):
-                seeds = [stack.enter_context(shop.start("seed", "--accounts=5", "--orders=300")) for _ in range(2)]
+                seeds = [stack.enter_context(shop.start(*seed)) for _ in range(2)]
                 until(lambda: shop.ask(WAITING, "advisory") == [2])
             errors = [seed.communicate(timeout=SECONDS)[1] for seed in seeds]
         assert errors == ["", ""]
@@ -259,6 +265,21 @@ class TestSeed:
         contents = shop.contents()
         shop.run("seed", "--accounts=5", "--orders=300", "--verbosity=0")
         assert (contents["shop_account"][0], contents["shop_order"][0]) == (200, 20_000)
+
+    def test_makes_a_user_for_the_admin(self, shop):
+        """At verbosity 0, which would not show the password, it makes none; and it leaves alone one that is there."""
+        users = "SELECT username, is_superuser FROM auth_user"
+        seed = ("seed", "--accounts=5", "--orders=300")
+        shop.connection.execute("DELETE FROM auth_user")
+        shop.run(*seed, "--verbosity=0")
+        assert shop.ask(users) == []
+        written = shop.run(*seed)
+        assert "Log in at /admin/ as 'shop', with the password '" in written
+        password = written.split("'")[-2]
+        assert shop.ask(users) == [("shop", True)]
+        assert Client().login(username="shop", password=password)
+        assert "keeps the password" in shop.run(*seed)
+        assert Client().login(username="shop", password=password)
 
     def test_refuses_nothing(self, shop):
         assert "at least 1" in shop.run("seed", "--orders=0", status=2)
@@ -341,6 +362,23 @@ class TestSyncAccounts:
         assert "at least 0" in shop.run("sync_accounts", "--delay=nan", status=2)
 
 
+class TestPruneRuns:
+    def test_once_in_its_interval(self, shop):
+        shop.connection.execute(
+            "INSERT INTO shop_run (task, subject, pid, host, started_at)"
+            " VALUES ('x', 'old', 1, '', now() - interval '31 days'), ('x', 'young', 1, '', now() - interval '29 days')"
+        )
+        assert shop.run("prune_runs") == "Deleted 1 runs.\n"
+        assert shop.run("prune_runs").startswith("Skipped, too soon")
+        assert shop.ask("SELECT subject FROM shop_run ORDER BY id") == ["young", "all"]
+        assert shop.run("prune_runs", "--lock-ignore-interval") == "Deleted 0 runs.\n"
+
+    def test_one_at_a_time(self, shop):
+        with shop.held(PRUNE):
+            assert shop.run("prune_runs", "--lock-ignore-interval").startswith("Skipped.")
+        assert shop.contents()["shop_run"][0] == 0
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -348,6 +386,7 @@ class TestSyncAccounts:
         ("refresh_reports",),
         ("generate_monthly_report", "2026-09"),
         ("sync_accounts",),
+        ("prune_runs",),
     ],
     ids=lambda command: command[0],
 )
@@ -586,6 +625,110 @@ class TestApi:
         written = shop.apart.run("check", status=1, PYTHONPATH=str(tmp_path))
         assert written.startswith("The shop needs Django REST framework.")
         assert "Traceback" not in written
+
+
+TYPED = {"name": "Anna & Co", "email": "anna@example.com", "balance": "12.50", "synced_at_0": "", "synced_at_1": ""}
+
+
+class TestAdmin:
+    ACCOUNTS = "/admin/shop/account/"
+    CHANGE = "/admin/shop/account/2/change/"
+    DELETE = "/admin/shop/account/2/delete/"
+    PERIODIC = "/admin/django_advisory_lock/periodicrun/"
+    NAMES = "SELECT name FROM shop_account ORDER BY id"
+
+    @pytest.fixture(autouse=True)
+    def account_2(self, shop):
+        yield
+        shop.connection.execute(
+            "UPDATE shop_account SET name = 'Account 2', email = 'account2@example.com' WHERE id = 2"
+        )
+
+    @pytest.fixture
+    def client(self, shop):
+        return self.logged_in()
+
+    def logged_in(self):
+        from django.contrib.auth.models import User
+
+        client = Client()
+        client.force_login(User.objects.get_or_create(username="boss", is_superuser=True, is_staff=True)[0])
+        return client
+
+    @pytest.fixture
+    def impatient(self, monkeypatch):
+        from testproject.shop.admin import AccountAdmin
+
+        monkeypatch.setattr(AccountAdmin, "lock_timeout", 0)
+
+    def act(self, client, action, *pks, page=ACCOUNTS):
+        """Run an action of a list, and return what the page says afterwards."""
+        response = client.post(page, {"action": action, "_selected_action": pks}, follow=True)
+        assert response.status_code == 200
+        return [str(message) for message in response.context["messages"]]
+
+    def test_sync_goes_around_busy_accounts(self, shop, client):
+        with shop.held(sync_key(2)):
+            said = self.act(client, "sync_now", 1, 2, 3)
+        assert said == [
+            "Account 2 was skipped, because somebody else is working on it right now.",
+            "2 accounts are synced.",
+        ]
+        assert shop.ask(TestSyncAccounts.SYNCED) == [1, 3]
+
+    def test_sync_of_one(self, shop, client):
+        with shop.held(sync_key(2)):
+            assert self.act(client, "sync_now", 2) == [
+                "Account 2 was skipped, because somebody else is working on it right now."
+            ]
+        assert self.act(client, "sync_now", 2) == ["Account 2 is synced."]
+        assert shop.ask("SELECT subject FROM shop_run") == ["2"]
+
+    def test_save_while_it_is_synced(self, shop, client, impatient):
+        with shop.held(sync_key(2)):
+            response = client.post(self.CHANGE, TYPED)
+            text = response.content.decode()
+            assert response.status_code == 409
+            assert "Nothing was saved" in text
+            assert 'value="Anna &amp; Co"' in text
+            assert 'value="anna@example.com"' in text
+            assert client.post(self.CHANGE.replace("2", "3"), {"name": ""}).status_code == 200  # not busy, not valid
+        assert "Anna & Co" not in shop.ask(self.NAMES)
+        assert client.post(self.CHANGE, TYPED).status_code == 302
+        assert "Anna & Co" in shop.ask(self.NAMES)
+
+    def test_delete_while_it_is_synced(self, shop, client, impatient):
+        with shop.held(sync_key(2)):
+            response = client.post(self.DELETE, {"post": "yes"}, follow=True)
+        assert response.redirect_chain == [(self.CHANGE, 302)]
+        assert "Nothing was" in response.content.decode()
+        assert shop.ask(self.NAMES) == [f"Account {number}" for number in range(1, 6)]
+
+    def test_sync_while_it_is_saved(self, shop, client):
+        """The page keeps the lock until the commit, so the job, the other page and the action find it busy."""
+        from testproject.shop.jobs import sync
+
+        other = self.logged_in()
+        with shop.table_held("shop_account") as wait_for:
+            save = Thread(lambda: client.post(self.CHANGE, TYPED).status_code)
+            wait_for()
+            assert sync.delay(2).get() == "busy"
+            assert post(SYNC).status_code == 409
+            (said,) = self.act(other, "sync_now", 2)
+            assert said.startswith("Account 2 was skipped")
+            assert shop.contents()["shop_run"][0] == 0
+        assert save.result() == 302
+        assert self.act(other, "sync_now", 2) == ["Anna & Co is synced."]
+
+    def test_periodic_runs(self, shop, client):
+        shop.run("prune_runs", "--verbosity=0")
+        text = client.get(self.PERIODIC).content.decode()
+        assert "prune_runs" in text
+        assert "succeeded" in text
+        (pk,) = shop.ask("SELECT id FROM django_advisory_lock_periodicrun")
+        assert shop.run("prune_runs").startswith("Skipped, too soon")
+        assert self.act(client, "allow_next_run", pk, page=self.PERIODIC) == ["The next run of 1 may start now."]
+        assert shop.run("prune_runs").startswith("Deleted")
 
 
 class TestJobs:

@@ -104,7 +104,7 @@ def first_answers(requests: list[Request], count: int) -> list[Answer]:
 class WebServer:
     """A web server on a port that the system chose, with all of its processes in a group of their own."""
 
-    def __init__(self, name: str, code: str, directory: Path, settings: str) -> None:
+    def __init__(self, name: str, code: str, directory: Path, settings: str, **variables: str) -> None:
         self.name = name
         self.directory = directory
         self.log = directory / "output"
@@ -128,6 +128,7 @@ class WebServer:
                     PYTHONWARNINGS="default,ignore:unclosed:ResourceWarning",  # gunicorn's sockets
                     WEB_NAME=name,
                     WEB_DIRECTORY=str(directory),
+                    **variables,
                 ),
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
@@ -216,10 +217,10 @@ class WebServer:
 
 
 @contextlib.contextmanager
-def _running(name: str, package: str, code: str, settings: str) -> Iterator[WebServer]:
+def _running(name: str, package: str, code: str, settings: str, **variables: str) -> Iterator[WebServer]:
     required(package)
     with tempfile.TemporaryDirectory() as directory:
-        server = WebServer(name, code, Path(directory), settings)
+        server = WebServer(name, code, Path(directory), settings, **variables)
         try:
             yield server
         finally:
@@ -227,8 +228,10 @@ def _running(name: str, package: str, code: str, settings: str) -> Iterator[WebS
 
 
 @contextlib.contextmanager
-def gunicorn(name: str, **options: Any) -> Iterator[WebServer]:
-    """Serve `tests.locked_views` for the length of a block."""
+def gunicorn(
+    name: str, settings: str = "tests.web_settings", variables: dict[str, str] | None = None, **options: Any
+) -> Iterator[WebServer]:
+    """Serve `tests.locked_views`, or the project of other settings, for the length of a block."""
     chosen = {
         "loglevel": "warning",
         "preload_app": True,
@@ -238,7 +241,7 @@ def gunicorn(name: str, **options: Any) -> Iterator[WebServer]:
         **options,
     }
     code = f"from tests.wsgi import serve\nserve(int(sys.argv[1]), sys.argv[2], {chosen!r})"
-    with _running(name, "gunicorn", code, "tests.web_settings") as server:
+    with _running(name, "gunicorn", code, settings, **(variables or {})) as server:
         yield server
 
 

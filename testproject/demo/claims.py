@@ -92,5 +92,15 @@ def taken_over(after: float | None, limit: float) -> Claim:
     return Claim(after < limit, f"the next one got in {after:.2f} s after the kill")
 
 
+def once_in_its_interval(first: int, second: int, third: int) -> Claim:
+    """The third ignores the interval, and is the negative control."""
+    text = f"the first ran {times(first)}, the second {times(second)}, one without the interval {times(third)}"
+    return Claim((first, second, third) == (1, 0, 1), text)
+
+
+def times(count: int) -> str:
+    return {0: "not at all", 1: "once"}.get(count, f"{count} times")
+
+
 def nothing_left(locks: int) -> Claim:
     return Claim(locks == 0, "no advisory lock is left" if not locks else f"{locks} advisory locks are left")

@@ -163,6 +163,25 @@ def killed_holder(stage: Stage) -> None:
     stage.claim(claims.nothing_left(server.advisory_locks()))
 
 
+def periodic_work(stage: Stage) -> None:
+    stage.step(
+        "prune_runs on two hosts, whose clocks differ",
+        "The first one is done before the second one starts, so the lock is free. What keeps the second one out is the"
+        " interval of 12 hours. A third one ignores it.",
+    )
+    with Scene() as scene:
+        scene.start("host 1", "prune_runs")
+        scene.wait_for_all()
+        second = scene.start("host 2", "prune_runs")
+        scene.start("no interval", "prune_runs", "--lock-ignore-interval")
+        scene.wait_for_all()
+    counts = [len(scene.runs(child)) for child in scene.children]
+    stage.chart([scene.row(child, "worked" if scene.runs(child) else "skipped") for child in scene.children])
+    stage.say(f"{second.name} said: {second.output}")
+    stage.claim(claims.once_in_its_interval(*counts))
+    stage.claim(claims.nothing_left(server.advisory_locks()))
+
+
 def reports_add_up() -> bool:
     reported = MonthlyReport.objects.aggregate(total=Sum("total"))["total"]
     return bool(reported == Order.objects.aggregate(total=Sum("amount"))["total"])

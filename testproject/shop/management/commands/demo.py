@@ -81,6 +81,7 @@ class Command(AdvisoryLockCommandMixin, BaseCommand):
         steps.workers_without_lock(stage, accounts)
         steps.requests_with_lock(stage)
         steps.killed_holder(stage)
+        steps.periodic_work(stage)
 
 
 @contextlib.contextmanager

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import random
+import secrets
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand
 from django.core.management.color import no_style
 from django.db import connections, transaction
 
 from django_advisory_lock import advisory_lock
+from django_advisory_lock.models import PeriodicRun
 from testproject.shop import arguments
 from testproject.shop.models import Account, MonthlyReport, Order, Run
 
@@ -20,12 +23,14 @@ if TYPE_CHECKING:
 
 START = datetime(2025, 10, 1, tzinfo=timezone.utc)
 END = datetime(2026, 10, 1, tzinfo=timezone.utc)
+USERNAME = "shop"
 
 
 class Command(BaseCommand):
     help = (
         "Fills the shop with accounts and a year of orders, the same ones each time. All that was in the shop before,"
-        " its reports and its log included, is replaced."
+        f" its reports and its log included, is replaced. Also makes a user for the admin, {USERNAME!r}, unless there"
+        " is one, and prints the password; at verbosity 0, which prints nothing, it makes none."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -40,13 +45,29 @@ class Command(BaseCommand):
     def handle(self, *, accounts: int, orders: int, database: str, verbosity: int, **options: Any) -> None:
         # Inside a transaction the lock lasts until the commit, so a second run starts with what this one leaves.
         with transaction.atomic(using=database), advisory_lock("shop", "seed", using=database):
-            for model in (Run, MonthlyReport, Order, Account):
+            for model in (PeriodicRun, Run, MonthlyReport, Order, Account):
                 model._default_manager.using(database).all().delete()
             Account.objects.using(database).bulk_create(make_accounts(accounts))
             Order.objects.using(database).bulk_create(make_orders(orders, accounts), batch_size=5000)
             reset_sequences(database)
+            password = make_user(database) if verbosity else None
         if verbosity:
             self.stdout.write(self.style.SUCCESS(f"Made {accounts:,} accounts and {orders:,} orders."))
+            self.stdout.write(
+                f"Log in at /admin/ as {USERNAME!r}, with the password {password!r}."
+                if password
+                else f"The user {USERNAME!r} keeps the password; `manage.py changepassword {USERNAME}` sets another."
+            )
+
+
+def make_user(database: str) -> str | None:
+    """Make a user who may do everything, and return the password; None where there is one already."""
+    users = User.objects.db_manager(database)
+    if users.filter(username=USERNAME).exists():
+        return None
+    password = secrets.token_urlsafe(12)
+    users.create_superuser(USERNAME, password=password)
+    return password
 
 
 def make_accounts(number: int) -> Iterator[Account]:
