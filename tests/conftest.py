@@ -36,7 +36,17 @@ def pytest_report_header() -> str:
 
 
 # What takes longest, and would else be what the last of several processes is still at when the others are done.
-LONGEST = ("interrupts", "async", "dedicated", "environments", "demo", "embedded_postgres", "semaphores", "several")
+LONGEST = (
+    "interrupts",
+    "browser",
+    "async",
+    "dedicated",
+    "environments",
+    "demo",
+    "embedded_postgres",
+    "semaphores",
+    "several",
+)
 
 
 @pytest.hookimpl(trylast=True)

@@ -317,7 +317,6 @@ class TestAsynchronous:
             assert run(work) == "skipped"
 
     # A handle asks for the task that it belongs to, where no loop runs; the same with `advisory_lock`.
-    @pytest.mark.xfail(raises=AssertionError, reason="LockHandle.__aexit__() needs a loop", strict=True)
     @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
     def test_a_coroutine_that_is_closed_after_its_loop(self, name: str, other: OtherSession) -> None:
         """Its lock goes with the handle, and its run stays noted as started."""
