@@ -1729,7 +1729,7 @@ class TestAbandoned:
 
         coroutine: Any = sleeps()
 
-        async def start() -> None:
+        async def start(coroutine: Any) -> None:
             task = asyncio.create_task(coroutine)
             await until(lambda: granted(other))
             await asyncio.sleep(0.02)
@@ -1737,7 +1737,7 @@ class TestAbandoned:
 
         with pytest.warns(ResourceWarning, match="dropped without release"):
             with self.loop() as loop:
-                loop.run_until_complete(start())
+                loop.run_until_complete(start(coroutine))
             coroutine.close()
             del coroutine
             gc.collect()
