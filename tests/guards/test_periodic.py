@@ -511,7 +511,7 @@ class TestStatementsAndLog:
             with caplog.at_level(logging.INFO, "django_advisory_lock"):
                 assert every(name, MOMENT)() == "skipped"
         lines = [record.message for record in caplog.records if record.levelno == logging.INFO]
-        who = rf"by {re.escape(socket.gethostname())}, pid {os.getpid()}, for \d+\.\d s"
+        who = rf"last started by {re.escape(socket.gethostname())}, pid {os.getpid()}, \d+\.\d s ago"
         lock = f"The lock 'periodic:{name}' on 'default' was not acquired: running elsewhere"
         assert re.fullmatch(rf"{name} was skipped\. {lock}, {who}\.", lines[-1])
         assert {record.levelno for record in caplog.records} == {logging.INFO}
