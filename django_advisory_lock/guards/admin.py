@@ -6,22 +6,26 @@ import contextlib
 import functools
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from asgiref.sync import iscoroutinefunction
 from django.contrib import messages
 from django.contrib.admin import ModelAdmin
 from django.contrib.admin.options import TO_FIELD_VAR
 from django.contrib.admin.utils import quote, unquote
-from django.db import transaction
+from django.db import connections, transaction
 from django.http import HttpResponseRedirect
 from django.urls import reverse
-from django.utils.text import get_text_list
+from django.utils.text import Truncator, get_text_list
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from .. import conf
+from ..decorating import MISSING, check_decorated, finished
 from ..exceptions import LockTimeout
+from ..inspection import describe_holders, read_key_locks
 from ..keys import model_key
 from ..locks import advisory_lock, try_advisory_lock
 from ..notices import logger
+from ..owners import current_owner
 from .base import Guard, refuse_hidden_hook
 
 if TYPE_CHECKING:
@@ -32,12 +36,13 @@ if TYPE_CHECKING:
     from django.forms import ModelForm
     from django.http import HttpRequest, HttpResponse
 
-    from ..keys import KeyLike
+    from ..keys import KeyLike, LockKey
 
 A = TypeVar("A", bound="Callable[..., Any]")
 
 LIMIT = 1000  # objects of one action: each takes a place in the server's lock table, which all databases share
 NAMED = 5  # busy objects in a message
+LONGEST_NAME = 100  # characters of each
 
 
 def locked_action(
@@ -50,28 +55,18 @@ def locked_action(
     selected objects, at most 1,000, has its own, as `model_key(object, purpose=…)`: the action runs with those that
     were free, a message names the others, and all are freed at the end. Nothing waits.
     """
+    if key and purpose:
+        raise TypeError("purpose= is for the keys of the selected objects; beside a key, make it a part of that key.")
+    # Without a key it stands for the options, which are checked here and not at the first click.
+    lock = advisory_lock(*(key or ("action",)), using=using, timeout=0, shared=shared)
 
-    def decorate(action: A) -> A:
-        if key:
-            return _ActionGuard(advisory_lock(*key, using=using, timeout=0, shared=shared)).around(action)
-
-        @functools.wraps(action)
-        def run(modeladmin: ModelAdmin[Any], request: HttpRequest, queryset: QuerySet[Any]) -> Any:
-            objects = list(queryset.order_by("pk")[: LIMIT + 1])
-            if len(objects) > LIMIT:
-                text = _("Nothing was done: select at most %(limit)d at a time.") % {"limit": LIMIT}
-                return modeladmin.message_user(request, text, messages.ERROR)
-            with contextlib.ExitStack() as block:
-                free: list[Model] = []
-                busy: list[Model] = []
-                for one in objects:
-                    lock = try_advisory_lock(model_key(one, purpose=purpose), using=using, shared=shared)
-                    (free if block.enter_context(lock.acquire()) else busy).append(one)
-                if busy:
-                    modeladmin.message_user(request, _describe(busy), messages.WARNING)
-                return action(modeladmin, request, queryset.filter(pk__in=[one.pk for one in free])) if free else None
-
-        return cast("A", run)
+    def decorate(action: A = MISSING, *args: Any) -> A:
+        if action is MISSING or args:
+            raise TypeError("locked_action(…) returns a decorator: write @locked_action() or @locked_action(key).")
+        check_decorated(action)
+        if iscoroutinefunction(action):
+            raise TypeError("locked_action() decorates functions that the admin calls, not coroutine functions.")
+        return _ActionGuard(lock).around(action) if key else _around_objects(action, purpose, using, shared)
 
     return decorate
 
@@ -79,13 +74,53 @@ def locked_action(
 class _ActionGuard(Guard):
     """One lock around an action."""
 
-    def busy(self, error: LockTimeout, /, modeladmin: ModelAdmin[Any], request: HttpRequest, *args: Any) -> None:
+    def busy(
+        self, error: LockTimeout, /, modeladmin: ModelAdmin[Any], request: HttpRequest, *args: Any, **kwargs: Any
+    ) -> None:
         text = _("Nothing was done, because this is being done right now by somebody else.")
         modeladmin.message_user(request, f"{text} {error}", messages.WARNING)
 
 
-def _describe(busy: list[Model]) -> str:
-    names = [str(one) for one in busy[:NAMED]]
+def _around_objects(action: A, purpose: str, using: str | None, shared: bool) -> A:
+    @functools.wraps(action)
+    def run(modeladmin: ModelAdmin[Any], request: HttpRequest, queryset: QuerySet[Any]) -> Any:
+        # Not sorted by the query, whose own order may belong to a DISTINCT ON.
+        objects = list(queryset[: LIMIT + 1])
+        if len(objects) > LIMIT:
+            text = _("Nothing was done: select at most %(limit)d at a time.") % {"limit": LIMIT}
+            return modeladmin.message_user(request, text, messages.ERROR)
+        with contextlib.ExitStack() as block:
+            free: list[Any] = []
+            busy: list[tuple[Model, LockKey]] = []
+            by_pk = {one.pk: one for one in objects}  # a join may bring an object twice
+            for pk in sorted(by_pk):
+                key = model_key(by_pk[pk], purpose=purpose)
+                handle = try_advisory_lock(key, using=using, shared=shared)._fixed_handle()
+                block.callback(handle._give_up)  # for an interrupt before the next but one line
+                if handle._enter(current_owner()):
+                    block.enter_context(handle)
+                    free.append(pk)
+                else:
+                    busy.append((by_pk[pk], key))
+            if busy:
+                alias = conf.get_database() if using is None else using
+                modeladmin.message_user(request, _describe(busy, alias, shared), messages.WARNING)
+                if not free:
+                    return None
+            return finished(action(modeladmin, request, queryset.filter(pk__in=free)))
+
+    return cast("A", run)
+
+
+def _describe(busy: list[tuple[Model, LockKey]], alias: str, shared: bool) -> str:
+    """Name the first of the busy objects, and who is at them: one query for all."""
+    named = busy[:NAMED]
+    with connections[alias].cursor() as cursor:
+        locks = read_key_locks(cursor, [key for _one, key in named])
+    names = []
+    for one, key in named:
+        holders = describe_holders([lock for lock in locks if lock.key == key], shared=shared)
+        names.append(f"{Truncator(str(one)).chars(LONGEST_NAME)} ({holders})")
     if len(busy) > NAMED:
         names.append(_("%(count)d more") % {"count": len(busy) - NAMED})
     text = ngettext(
