@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from asgiref.sync import iscoroutinefunction
 from django.contrib import messages
 from django.contrib.admin import ModelAdmin
-from django.contrib.admin.options import TO_FIELD_VAR
+from django.contrib.admin.options import IS_POPUP_VAR, TO_FIELD_VAR
+from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.utils import quote, unquote
 from django.db import connections, transaction
 from django.http import HttpResponseRedirect
 from django.urls import reverse
+from django.utils.encoding import escape_uri_path
 from django.utils.text import Truncator, get_text_list
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from .. import conf
+from .. import conf, sessions
 from ..decorating import MISSING, check_decorated, finished
 from ..exceptions import LockTimeout
 from ..inspection import describe_holders, read_key_locks
@@ -26,6 +28,7 @@ from ..keys import model_key
 from ..locks import advisory_lock, try_advisory_lock
 from ..notices import logger
 from ..owners import current_owner
+from ..transactions import in_transaction
 from .base import Guard, refuse_hidden_hook
 
 if TYPE_CHECKING:
@@ -150,7 +153,7 @@ class AdvisoryLockAdminMixin(ModelAdmin):  # type: ignore[type-arg]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for hook in ("change_view", "delete_view", "get_form"):
+        for hook in ("change_view", "changeform_view", "delete_view", "get_form"):
             refuse_hidden_hook(cls, AdvisoryLockAdminMixin, hook, also_own=True)
 
     def get_lock_key(self, request: HttpRequest, obj: Model) -> KeyLike:
@@ -167,12 +170,19 @@ class AdvisoryLockAdminMixin(ModelAdmin):  # type: ignore[type-arg]
         def view() -> HttpResponse:
             return super(AdvisoryLockAdminMixin, self).change_view(request, object_id, form_url, extra_context)
 
-        def again(obj: Model, message: str) -> HttpResponse:
+        def again(obj: Model, refusal: LockTimeout) -> HttpResponse:
+            message = f"{_not_saved()} {refusal}"
             request._advisory_lock_busy = message  # type: ignore[attr-defined]
-            response = view()
-            response.status_code = 409
+            try:
+                response = view()
+            except _UnknownForm:
+                return self._back(request, obj, object_id, message)
+            if response.status_code == 200:
+                response.status_code = 409
             return response
 
+        if "_saveasnew" in request.POST:
+            return view()  # adds another one
         return self._locked(request, object_id, self.has_change_permission, view, again)
 
     def delete_view(
@@ -181,10 +191,8 @@ class AdvisoryLockAdminMixin(ModelAdmin):  # type: ignore[type-arg]
         def view() -> HttpResponse:
             return super(AdvisoryLockAdminMixin, self).delete_view(request, object_id, extra_context)
 
-        def back(obj: Model, message: str) -> HttpResponse:
-            self.message_user(request, message, messages.ERROR)
-            name = f"admin:{self.opts.app_label}_{self.opts.model_name}_change"
-            return HttpResponseRedirect(reverse(name, args=(quote(obj.pk),), current_app=self.admin_site.name))
+        def back(obj: Model, refusal: LockTimeout) -> HttpResponse:
+            return self._back(request, obj, object_id, f"{_not_deleted()} {refusal}")
 
         return self._locked(request, object_id, self.has_delete_permission, view, back)
 
@@ -194,7 +202,12 @@ class AdvisoryLockAdminMixin(ModelAdmin):  # type: ignore[type-arg]
         form = super().get_form(request, obj, change, **kwargs)
         message = getattr(request, "_advisory_lock_busy", None)
         # A form that is not valid is not saved, and Django shows it again with all that was typed.
-        return form if message is None else type(form.__name__, (_BusyForm, form), {"busy_message": message})
+        return form if message is None else _busy_form(form, message)
+
+    def save_form(self, request: HttpRequest, form: Any, change: bool) -> Any:
+        if hasattr(request, "_advisory_lock_busy"):
+            raise _UnknownForm
+        return super().save_form(request, form, change)
 
     def _locked(
         self,
@@ -202,16 +215,20 @@ class AdvisoryLockAdminMixin(ModelAdmin):  # type: ignore[type-arg]
         object_id: str,
         has_permission: Callable[..., bool],
         view: Callable[[], HttpResponse],
-        busy: Callable[[Model, str], HttpResponse],
+        busy: Callable[[Model, LockTimeout], HttpResponse],
     ) -> HttpResponse:
-        to_field = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
-        obj = self.get_object(request, unquote(object_id), to_field) if request.method == "POST" else None
+        to_field = _to_field(request)
+        if request.method != "POST" or (to_field and not self.to_field_allowed(request, to_field)):
+            return view()
+        obj = self.get_object(request, unquote(object_id), to_field)
         if obj is None or not has_permission(request, obj):
             return view()
         alias = conf.get_database() if self.lock_using is None else self.lock_using
         lock = advisory_lock(
             self.get_lock_key(request, obj), using=alias, timeout=self.lock_timeout, shared=self.lock_shared
         )
+        if not in_transaction(sessions.connection_for(alias)):
+            lock._fixed_handle()._refuse_other_transactions()  # ours would end before theirs
         with transaction.atomic(using=alias):
             try:
                 lock.acquire()
@@ -219,9 +236,44 @@ class AdvisoryLockAdminMixin(ModelAdmin):  # type: ignore[type-arg]
                 refusal = error
             else:
                 return view()
-        logger.info("%s %s was not run: %s", request.method, request.path, refusal)
-        text = _("Nothing was saved, because somebody else is working on this right now. Try again in a moment.")
-        return self.handle_lock_busy(request, obj, refusal) or busy(obj, f"{text} {refusal}")
+        logger.info("%s %s was not run: %s", request.method, escape_uri_path(request.path), refusal)
+        return self.handle_lock_busy(request, obj, refusal) or busy(obj, refusal)
+
+    def _back(self, request: HttpRequest, obj: Model, object_id: str, message: str) -> HttpResponse:
+        """Go to the change page with a message, or to the index, for somebody who may not see that page."""
+        self.message_user(request, message, messages.ERROR)
+        if not self.has_view_or_change_permission(request, obj):
+            return HttpResponseRedirect(reverse("admin:index", current_app=self.admin_site.name))
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_change"
+        url = reverse(name, args=(quote(unquote(object_id)),), current_app=self.admin_site.name)
+        context: dict[str, Any] = {"preserved_filters": self.get_preserved_filters(request), "opts": self.opts}
+        is_popup = IS_POPUP_VAR in request.POST or IS_POPUP_VAR in request.GET
+        return HttpResponseRedirect(add_preserved_filters(context, url, popup=is_popup, to_field=_to_field(request)))
+
+
+def _not_saved() -> str:
+    return _("Nothing was saved, because somebody else is working on this right now. Try again in a moment.")
+
+
+def _not_deleted() -> str:
+    return _("Nothing was deleted, because somebody else is working on this right now. Try again in a moment.")
+
+
+def _to_field(request: HttpRequest) -> str | None:
+    return request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
+
+
+class _UnknownForm(Exception):
+    """A form that is valid although the lock is busy: it comes from a get_form() that did not ask the mixin's."""
+
+
+def _busy_form(form: type[ModelForm[Any]], message: str) -> type[ModelForm[Any]]:
+    """Return a form that nothing can make valid."""
+    busy = type(form.__name__, (_BusyForm, form), {"busy_message": message, "__module__": form.__module__})
+    # A class of forms is made from its Meta: what was changed in it since then is taken over.
+    for name in ("_meta", "base_fields", "declared_fields"):
+        setattr(busy, name, getattr(form, name))
+    return busy
 
 
 class _BusyForm:
@@ -231,4 +283,5 @@ class _BusyForm:
 
     def full_clean(self: Any) -> None:
         super().full_clean()  # type: ignore[misc]
-        self.add_error(None, self.busy_message)
+        if self.is_bound:
+            self.add_error(None, self.busy_message)
