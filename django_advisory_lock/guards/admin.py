@@ -175,7 +175,7 @@ class AdvisoryLockAdminMixin(ModelAdmin):  # type: ignore[type-arg]
             request._advisory_lock_busy = message  # type: ignore[attr-defined]
             try:
                 response = view()
-            except _UnknownForm:
+            except _NotStopped:
                 return self._back(request, obj, object_id, message)
             if response.status_code == 200:
                 response.status_code = 409
@@ -206,8 +206,13 @@ class AdvisoryLockAdminMixin(ModelAdmin):  # type: ignore[type-arg]
 
     def save_form(self, request: HttpRequest, form: Any, change: bool) -> Any:
         if hasattr(request, "_advisory_lock_busy"):
-            raise _UnknownForm
+            raise _NotStopped
         return super().save_form(request, form, change)
+
+    def response_action(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if hasattr(request, "_advisory_lock_busy"):  # an action of the change page, as Django has them since 6.1
+            raise _NotStopped
+        return super().response_action(request, *args, **kwargs)
 
     def _locked(
         self,
@@ -263,8 +268,8 @@ def _to_field(request: HttpRequest) -> str | None:
     return request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
 
 
-class _UnknownForm(Exception):
-    """A form that is valid although the lock is busy: it comes from a get_form() that did not ask the mixin's."""
+class _NotStopped(Exception):
+    """Something is about to be done although the lock is busy: a form of its own is valid, or it is an action."""
 
 
 def _busy_form(form: type[ModelForm[Any]], message: str) -> type[ModelForm[Any]]:
