@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import django
 import pytest
 from django import forms
 from django.conf import settings
@@ -350,8 +352,8 @@ class TestActionWithAKey:
         class Slow(Plain):
             actions: ClassVar[Any] = [Actions(locked_action(name)).action]
 
-            def response_action(self, request: Any, queryset: Any) -> Any:
-                response = super().response_action(request, queryset)
+            def response_action(self, *args: Any, **kwargs: Any) -> Any:
+                response = super().response_action(*args, **kwargs)
                 after.append(other.is_free(lock_key(name)))
                 return response
 
@@ -531,11 +533,12 @@ class TestActionForEach:
             lambda accounts: accounts.order_by("name").distinct("name"),
             lambda accounts: accounts.distinct().order_by("-name"),
             lambda accounts: accounts.order_by("?"),
-            lambda accounts: accounts.only("name").select_related(),
+            lambda accounts: accounts.only("name"),
+            lambda accounts: accounts.select_related("profile"),
             lambda accounts: accounts.prefetch_related("membership_set"),
             lambda accounts: accounts.annotate(shown=Value("x")).filter(shown="x", name__gte="a"),
         ],
-        ids=["annotate", "distinct on", "distinct", "random", "only", "prefetch", "filter"],
+        ids=["annotate", "distinct on", "distinct", "random", "only", "related", "prefetch", "filter"],
     )
     def test_querysets(self, narrow: Callable[[Any], Any], boss: User, other: OtherSession) -> None:
         three = accounts("a", "b", "c")
@@ -755,7 +758,7 @@ class TestActionsEverywhere:
             (lambda: locked_action()("sync_now"), "not str"),  # type: ignore[type-var]
             (lambda: locked_action()(staticmethod(print)), "put the lock below"),
         ],
-        ids=str,
+        ids=lambda value: value if isinstance(value, str) else "",
     )
     def test_wrong_uses(self, wrong: Callable[[], Any], message: str) -> None:
         with pytest.raises((TypeError, ValueError), match=message):
@@ -1327,6 +1330,10 @@ class TestForms:
             assert form.__module__ == plain.__module__
             assert not form().errors
             assert form({"title": "x", "kind": "daily"}).errors == {"__all__": ["busy"]}
+        for what in (model_admin.save_form, model_admin.response_action):
+            with pytest.raises(Exception, match=r"^$") as caught:
+                what(request, None, None)
+            assert type(caught.value).__name__ == "_NotStopped"
 
     def test_a_form_that_knows_nothing_of_the_mixin(self, desk: Desk) -> None:
         """What get_form() returns in one of its branches: nothing is saved, and the message comes all the same."""
@@ -1363,6 +1370,30 @@ class TestForms:
         with desk.serving(form=Careless):
             assert desk.save(report, title="new").status_code == 302
         assert Report.objects.get().title == "old"
+
+
+@pytest.mark.skipif(django.VERSION < (6, 1), reason="actions on the change page come with Django 6.1")
+class TestActionOfTheChangePage:
+    @pytest.mark.parametrize("each", [True, False], ids=["with locks", "without"])
+    def test_under_the_lock_of_the_page(self, each: bool, desk: Desk) -> None:
+        seen: list[bool] = []
+        location = importlib.import_module("django.contrib.admin.options").ActionLocation.CHANGE_FORM
+
+        def work(modeladmin: Any, request: Any, queryset: Any) -> None:
+            seen.append(desk.other.is_free(model_key(queryset.get())))
+
+        action: Any = partial(admin.action, location=location)()
+        (report,) = reports("old")
+        data = {"CHANGE_FORM-action": "work", "action": "work", "_selected_action": report.pk}
+        with desk.serving(actions=[action(locked_action()(work) if each else work)]):
+            desk.other.take(model_key(report))
+            response = client(desk.boss).post(desk.url(report), data, follow=True)
+            assert seen == []
+            assert response.redirect_chain == [(desk.url(report), 302)]
+            assert texts(response)[0].startswith("Nothing was saved")
+            desk.other.drop(model_key(report))
+            assert client(desk.boss).post(desk.url(report), data).status_code == 302
+        assert seen == [False]
 
 
 class TestDeleting:
