@@ -51,12 +51,12 @@ from tests.testapp.models import (
     Account,
     AccountProxy,
     Country,
+    Essay,
     Legacy,
     Line,
     PremiumAccount,
     Profile,
     Reading,
-    Report,
     Tag,
     Token,
 )
@@ -68,10 +68,7 @@ Inline: Any = admin.TabularInline
 ModelForm: Any = forms.ModelForm
 TABLES = (
     "django_admin_log",
-    *(
-        f"testapp_{name}"
-        for name in ("line", "report_tags", "report", "tag", "profile", "premiumaccount", "membership")
-    ),
+    *(f"testapp_{name}" for name in ("line", "essay_tags", "essay", "tag", "profile", "premiumaccount", "membership")),
     *(f"testapp_{name}" for name in ("account", "country", "legacy", "reading", "token")),
 )
 EMPTY = "; ".join(f"DELETE FROM {table}" for table in TABLES)
@@ -556,9 +553,9 @@ class TestActionForEach:
         assert got == [["a", "c"], 1, 2]
 
     def test_what_a_join_brings_twice_is_locked_once(self, boss: User, other: OtherSession) -> None:
-        report = Report.objects.create(title="a")
-        report.line_set.set([Line(text="1"), Line(text="2")], bulk=False)
-        twice = Report.objects.filter(line__text__gt="")
+        essay = Essay.objects.create(title="a")
+        essay.line_set.set([Line(text="1"), Line(text="2")], bulk=False)
+        twice = Essay.objects.filter(line__text__gt="")
         told: list[str] = []
         modeladmin: Any = SimpleNamespace(
             message_user=lambda request, text, level=None: told.append(text), log_change=lambda *args: None
@@ -566,8 +563,8 @@ class TestActionForEach:
         calls = Actions(locked_action())
         with lock_statements(2):
             calls.action(modeladmin, None, twice)
-        assert calls.seen == [[report.pk] * 2]
-        other.take(model_key(report))
+        assert calls.seen == [[essay.pk] * 2]
+        other.take(model_key(essay))
         calls.action(modeladmin, None, twice)
         assert told[-1].startswith("a (held by")
         assert " was skipped" in told[-1]
@@ -620,19 +617,19 @@ class TestActionForEach:
         assert len(told) == 2
 
     def test_html_in_a_name(self, boss: User, other: OtherSession) -> None:
-        (one,) = reports("<script>alert(1)</script>%s%(x)s")
+        (one,) = essays("<script>alert(1)</script>%s%(x)s")
         other.take(model_key(one))
-        with serving(Report, Actions(locked_action()).admin()):
+        with serving(Essay, Actions(locked_action()).admin()):
             page = press(boss, one)
         content = page.content.decode()
         assert "<script>alert(1)" not in content
         assert "&lt;script&gt;alert(1)&lt;/script&gt;%s%(x)s (held by" in content
 
     def test_long_lists_and_long_names_are_shortened(self, boss: User, other: OtherSession) -> None:
-        many = reports(*["x" * 100 for _ in range(7)])
+        many = essays(*["x" * 100 for _ in range(7)])
         for one in many:
             other.take(model_key(one))
-        with serving(Report, Actions(locked_action()).admin()):
+        with serving(Essay, Actions(locked_action()).admin()):
             (text,) = texts(press(boss, *many))
         assert text.count("held by") == 5
         assert "and 2 more were skipped" in text
@@ -796,8 +793,8 @@ class TestActionsEverywhere:
 # Saving and deleting
 
 
-def reports(*titles: str) -> list[Report]:
-    return [Report.objects.create(title=title) for title in titles]
+def essays(*titles: str) -> list[Essay]:
+    return [Essay.objects.create(title=title) for title in titles]
 
 
 class LineInline(Inline):
@@ -806,14 +803,14 @@ class LineInline(Inline):
 
 
 class Recorder:
-    """What an admin of reports saw while it saved."""
+    """What an admin of essays saw while it saved."""
 
     def __init__(self) -> None:
         self.free: list[bool] = []
         self.body: Callable[[], Any] = lambda: None
 
 
-def report_admin(recorder: Recorder, look: Callable[[Any], bool], **attributes: Any) -> Any:
+def essay_admin(recorder: Recorder, look: Callable[[Any], bool], **attributes: Any) -> Any:
     def save_model(self: Any, request: Any, obj: Any, form: Any, change: bool) -> None:
         if change:
             recorder.free.append(look(obj))
@@ -833,11 +830,11 @@ def report_admin(recorder: Recorder, look: Callable[[Any], bool], **attributes: 
         "save_model": save_model,
         "delete_model": delete_model,
     }
-    return type("ReportAdmin", (AdvisoryLockAdminMixin, admin.ModelAdmin), {**given, **attributes})
+    return type("EssayAdmin", (AdvisoryLockAdminMixin, admin.ModelAdmin), {**given, **attributes})
 
 
 class Desk:
-    """The admin of reports, its one user, and another session."""
+    """The admin of essays, its one user, and another session."""
 
     def __init__(self, boss: User, other: OtherSession) -> None:
         self.boss = boss
@@ -845,30 +842,30 @@ class Desk:
         self.recorder = Recorder()
 
     def admin(self, **attributes: Any) -> Any:
-        return report_admin(self.recorder, lambda obj: self.other.is_free(model_key(obj)), **attributes)
+        return essay_admin(self.recorder, lambda obj: self.other.is_free(model_key(obj)), **attributes)
 
     def serving(self, name: str = "admin", **attributes: Any) -> Any:
-        return serving(Report, self.admin(**attributes), name)
+        return serving(Essay, self.admin(**attributes), name)
 
-    def url(self, report: Report, page: str = "change") -> str:
-        return reverse(f"admin:testapp_report_{page}", args=[quote(report.pk)])
+    def url(self, essay: Essay, page: str = "change") -> str:
+        return reverse(f"admin:testapp_essay_{page}", args=[quote(essay.pk)])
 
     def save(
-        self, report: Report, *, where: str = "", who: User | None = None, follow: bool = False, **typed: Any
+        self, essay: Essay, *, where: str = "", who: User | None = None, follow: bool = False, **typed: Any
     ) -> Any:
-        return client(who or self.boss).post(self.url(report) + where, self.typed(report, **typed), follow=follow)
+        return client(who or self.boss).post(self.url(essay) + where, self.typed(essay, **typed), follow=follow)
 
-    def delete(self, report: Report, *, where: str = "", who: User | None = None, **typed: Any) -> Any:
-        return client(who or self.boss).post(self.url(report, "delete") + where, {"post": "yes", **typed})
+    def delete(self, essay: Essay, *, where: str = "", who: User | None = None, **typed: Any) -> Any:
+        return client(who or self.boss).post(self.url(essay, "delete") + where, {"post": "yes", **typed})
 
-    def typed(self, report: Report, **changes: Any) -> dict[str, Any]:
-        lines = list(report.line_set.order_by("pk"))
+    def typed(self, essay: Essay, **changes: Any) -> dict[str, Any]:
+        lines = list(essay.line_set.order_by("pk"))
         rows: dict[str, Any] = {"line_set-TOTAL_FORMS": len(lines) + 1, "line_set-INITIAL_FORMS": len(lines)}
         for number, line in enumerate(lines):
             rows |= {f"line_set-{number}-id": line.pk, f"line_set-{number}-text": line.text}
-            rows |= {f"line_set-{number}-report": report.pk}
+            rows |= {f"line_set-{number}-essay": essay.pk}
         rows |= {f"line_set-{len(lines)}-{name}": "" for name in ("id", "text")}
-        return {"title": report.title, "kind": report.kind, **rows, **changes}
+        return {"title": essay.title, "kind": essay.kind, **rows, **changes}
 
 
 @pytest.fixture
@@ -882,36 +879,36 @@ def errors_of(response: Any) -> list[str]:
 
 class TestSaving:
     def test_under_the_lock_of_the_object(self, desk: Desk) -> None:
-        (report,) = reports("old")
+        (essay,) = essays("old")
         with desk.serving(), lock_statements(1):
-            response = desk.save(report, title="new", follow=True)
+            response = desk.save(essay, title="new", follow=True)
         assert desk.recorder.free == [False]
         assert "was changed successfully" in texts(response)[0]
         assert log_entries().count() == 1
-        assert Report.objects.get().title == "new"
-        assert desk.other.is_free(model_key(report))
+        assert Essay.objects.get().title == "new"
+        assert desk.other.is_free(model_key(essay))
 
     def test_reading_and_adding_take_none(self, desk: Desk) -> None:
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         with desk.serving(), lock_statements(0):
             one = client(desk.boss)
             for page in ("change", "delete", "history"):
-                assert one.get(desk.url(report, page)).status_code == 200
-                assert one.head(desk.url(report, page)).status_code == 200
-            assert one.get(reverse("admin:testapp_report_changelist")).status_code == 200
-            assert one.options(desk.url(report)).status_code == 200
-            added = one.post(reverse("admin:testapp_report_add"), desk.typed(report, title="added"))
+                assert one.get(desk.url(essay, page)).status_code == 200
+                assert one.head(desk.url(essay, page)).status_code == 200
+            assert one.get(reverse("admin:testapp_essay_changelist")).status_code == 200
+            assert one.options(desk.url(essay)).status_code == 200
+            added = one.post(reverse("admin:testapp_essay_add"), desk.typed(essay, title="added"))
         assert added.status_code == 302
-        assert Report.objects.filter(title="added").exists()
+        assert Essay.objects.filter(title="added").exists()
 
     def test_busy(self, desk: Desk) -> None:
         """All that was typed comes back, nothing is saved; once the holder is gone the same POST saves."""
         tags = [Tag.objects.create(label=label) for label in ("red", "green")]
-        (report,) = reports("old")
-        Report.objects.update(internal="kept")
+        (essay,) = essays("old")
+        Essay.objects.update(internal="kept")
         for text in ("first", "second"):
-            Line.objects.create(report=report, text=text)
+            Line.objects.create(essay=essay, text=text)
         typed = {
             "title": "new <b>title</b>",
             "slug": "typed-slug",
@@ -924,9 +921,9 @@ class TestSaving:
             "line_set-1-DELETE": "on",
             "line_set-2-text": "added",
         }
-        desk.other.take(model_key(report))
+        desk.other.take(model_key(essay))
         with desk.serving():
-            response = desk.save(report, **typed)
+            response = desk.save(essay, **typed)
             assert response.status_code == 409
             (message,) = errors_of(response)
             assert message.startswith("Nothing was saved, because somebody else is working on this right now.")
@@ -948,48 +945,48 @@ class TestSaving:
             assert [f'value="{tag.pk}" selected' in page for tag in tags] == [True, True]
             assert page.count(f'value="{tags[0].pk}" selected') == 2
             assert text_of(response).count("Nothing was saved") == 1
-            self.assert_nothing_happened(report, desk)
+            self.assert_nothing_happened(essay, desk)
             assert texts(client(desk.boss).get("/admin/")) == []
 
-            desk.other.drop(model_key(report))
-            assert desk.save(report, **typed).status_code == 302
-        report.refresh_from_db()
-        assert (report.title, report.is_public, report.internal) == ("new <b>title</b>", True, "kept")
-        assert [line.text for line in report.line_set.order_by("pk")] == ["first, changed", "added"]
-        assert set(report.tags.all()) == set(tags)
+            desk.other.drop(model_key(essay))
+            assert desk.save(essay, **typed).status_code == 302
+        essay.refresh_from_db()
+        assert (essay.title, essay.is_public, essay.internal) == ("new <b>title</b>", True, "kept")
+        assert [line.text for line in essay.line_set.order_by("pk")] == ["first, changed", "added"]
+        assert set(essay.tags.all()) == set(tags)
 
-    def assert_nothing_happened(self, report: Report, desk: Desk) -> None:
-        before = Report.objects.get(pk=report.pk)
+    def assert_nothing_happened(self, essay: Essay, desk: Desk) -> None:
+        before = Essay.objects.get(pk=essay.pk)
         assert (before.title, before.slug, before.tags.count()) == ("old", "", 0)
-        assert sorted(report.line_set.values_list("text", flat=True)) == ["first", "second"]
+        assert sorted(essay.line_set.values_list("text", flat=True)) == ["first", "second"]
         assert desk.recorder.free == []
         assert not log_entries().exists()
 
     def test_busy_in_a_real_server(self, desk: Desk) -> None:
         """Case 80: two people save one object at the same moment; the second one keeps what was typed."""
-        (report,) = reports("old")
+        (essay,) = essays("old")
         gate = Gate()
         desk.recorder.body = gate
         with desk.serving(lock_timeout=timedelta(milliseconds=30)), live_server() as address:
             first, second = Browser(address, desk.boss, PASSWORD), Browser(address, desk.boss, PASSWORD)
-            working = Thread(lambda: first.post(desk.url(report), desk.typed(report, title="first")))
+            working = Thread(lambda: first.post(desk.url(essay), desk.typed(essay, title="first")))
             gate.wait()
-            refused = second.post(desk.url(report), desk.typed(report, title="second"))
+            refused = second.post(desk.url(essay), desk.typed(essay, title="second"))
             gate.open.set()
             assert "was changed successfully" in texts(working.result())[0]
         assert refused.status_code == 409
         assert b'value="second"' in refused.content
         assert b"held by pid" in refused.content
-        assert Report.objects.get().title == "first"
+        assert Essay.objects.get().title == "first"
         assert log_entries().count() == 1
 
     def test_without_the_mixin_both_are_inside(self, desk: Desk) -> None:
-        (report,) = reports("old")
+        (essay,) = essays("old")
         gate = Gate()
         desk.recorder.body = gate
         unlocked = type("Unlocked", (admin.ModelAdmin,), {"save_model": desk.admin().save_model})
-        with serving(Report, unlocked):
-            both = [Thread(lambda: desk.save(report, title="x")) for _ in range(2)]
+        with serving(Essay, unlocked):
+            both = [Thread(lambda: desk.save(essay, title="x")) for _ in range(2)]
             gate.wait()
             gate.wait()
             gate.open.set()
@@ -997,99 +994,99 @@ class TestSaving:
 
     def test_no_update_is_lost_between_a_job_and_a_save(self, desk: Desk) -> None:
         """What the former holder committed is what the form is checked and saved on."""
-        (report,) = reports("old")
+        (essay,) = essays("old")
         with desk.serving(lock_timeout=LIMIT, fields=["title"], prepopulated_fields={}):
-            with advisory_lock(model_key(report)):
-                saving = Thread(lambda: desk.save(report, title="typed"))
-                desk.other.wait_for_waiters(model_key(report))
-                Report.objects.filter(pk=report.pk).update(body="of the job")
+            with advisory_lock(model_key(essay)):
+                saving = Thread(lambda: desk.save(essay, title="typed"))
+                desk.other.wait_for_waiters(model_key(essay))
+                Essay.objects.filter(pk=essay.pk).update(body="of the job")
             assert saving.result().status_code == 302
-        report.refresh_from_db()
-        assert (report.title, report.body) == ("typed", "of the job")
+        essay.refresh_from_db()
+        assert (essay.title, essay.body) == ("typed", "of the job")
 
     def test_deleted_while_it_waits(self, desk: Desk) -> None:
-        (report,) = reports("old")
-        key = model_key(report)
+        (essay,) = essays("old")
+        key = model_key(essay)
         desk.other.take(key)
         with desk.serving(lock_timeout=None):
-            saving = Thread(lambda: desk.save(report, title="typed", follow=True))
+            saving = Thread(lambda: desk.save(essay, title="typed", follow=True))
             desk.other.wait_for_waiters(key)
-            Report.objects.all().delete()
+            Essay.objects.all().delete()
             desk.other.drop(key)
             (text,) = texts(saving.result())
         assert "Perhaps it was deleted?" in text
-        assert not Report.objects.exists()
+        assert not Essay.objects.exists()
 
     def test_deleted_when_the_wait_is_over(self, desk: Desk) -> None:
         """The page of an object that is gone is a redirect, and stays one."""
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
 
         def gone(self: Any, request: Any, obj: Any, error: Any) -> None:
-            Report.objects.all().delete()
+            Essay.objects.all().delete()
 
         with desk.serving(handle_lock_busy=gone):
-            response = desk.save(report, title="typed")
+            response = desk.save(essay, title="typed")
         assert (response.status_code, response.url) == (302, "/admin/")
 
     def test_gone_before(self, desk: Desk) -> None:
-        (report,) = reports("old")
-        Report.objects.all().delete()
+        (essay,) = essays("old")
+        Essay.objects.all().delete()
         with desk.serving(), lock_statements(0):
-            for response in (desk.save(Report(pk=1)), desk.delete(Report(pk=1))):
+            for response in (desk.save(Essay(pk=1)), desk.delete(Essay(pk=1))):
                 assert response.url == "/admin/"
-        assert report.title
+        assert essay.title
 
     @pytest.mark.parametrize("button", ["_continue", "_addanother"])
     def test_buttons(self, button: str, desk: Desk) -> None:
-        (report,) = reports("old")
+        (essay,) = essays("old")
         typed: dict[str, Any] = {"title": "new", button: "1"}
-        desk.other.take(model_key(report))
+        desk.other.take(model_key(essay))
         with desk.serving():
-            assert desk.save(report, **typed).status_code == 409
-            desk.other.drop(model_key(report))
-            assert desk.save(report, **typed).status_code == 302
+            assert desk.save(essay, **typed).status_code == 409
+            desk.other.drop(model_key(essay))
+            assert desk.save(essay, **typed).status_code == 302
 
     def test_save_as_new_adds_another_one(self, desk: Desk) -> None:
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         with desk.serving(), lock_statements(0):
-            assert desk.save(report, title="copy", _saveasnew="1").status_code == 302
-        assert sorted(Report.objects.values_list("title", flat=True)) == ["copy", "old"]
+            assert desk.save(essay, title="copy", _saveasnew="1").status_code == 302
+        assert sorted(Essay.objects.values_list("title", flat=True)) == ["copy", "old"]
 
     def test_in_a_popup(self, desk: Desk) -> None:
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         with desk.serving():
-            response = desk.save(report, title="new", _popup="1", where="?_popup=1")
+            response = desk.save(essay, title="new", _popup="1", where="?_popup=1")
         assert response.status_code == 409
         assert response.context["is_popup"]
         assert b'name="_popup" value="1"' in response.content
 
     @pytest.mark.parametrize("timeout", [0, 0.01, timedelta(milliseconds=10)], ids=str)
     def test_timeouts(self, timeout: Any, desk: Desk) -> None:
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         with desk.serving(lock_timeout=timeout):
-            response = desk.save(report, title="new")
+            response = desk.save(essay, title="new")
         assert response.status_code == 409
         assert ("is busy: held by" if timeout == 0 else "was not free within 0.01 s") in errors_of(response)[0]
 
     @pytest.mark.parametrize("timeout", [None, LIMIT], ids=str)
     def test_it_waits(self, timeout: Any, desk: Desk) -> None:
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         with desk.serving(lock_timeout=timeout):
-            saving = Thread(lambda: desk.save(report, title="new"))
-            desk.other.wait_for_waiters(model_key(report))
-            desk.other.drop(model_key(report))
+            saving = Thread(lambda: desk.save(essay, title="new"))
+            desk.other.wait_for_waiters(model_key(essay))
+            desk.other.drop(model_key(essay))
             assert saving.result().status_code == 302
 
     def test_two_seconds_are_the_default(self) -> None:
         assert AdvisoryLockAdminMixin.lock_timeout == 2
 
     def test_keys(self, desk: Desk, name: str) -> None:
-        (report,) = reports("old")
+        (essay,) = essays("old")
 
         def of_request(self: Any, request: Any, obj: Any) -> Any:
             return name, request.user.pk, obj.pk
@@ -1097,75 +1094,75 @@ class TestSaving:
         for attributes, key in (
             ({"lock_key": name}, lock_key(name)),
             ({"lock_key": (name, 7)}, lock_key(name, 7)),
-            ({"lock_purpose": "sync"}, model_key(report, purpose="sync")),
-            ({"get_lock_key": of_request}, lock_key(name, desk.boss.pk, report.pk)),
-            ({"get_lock_key": lambda self, request, obj: obj}, model_key(report)),
+            ({"lock_purpose": "sync"}, model_key(essay, purpose="sync")),
+            ({"get_lock_key": of_request}, lock_key(name, desk.boss.pk, essay.pk)),
+            ({"get_lock_key": lambda self, request, obj: obj}, model_key(essay)),
         ):
             desk.other.take(key)
             with desk.serving(**attributes):
-                assert desk.save(report).status_code == 409
-                assert desk.delete(report).status_code == 302
+                assert desk.save(essay).status_code == 409
+                assert desk.delete(essay).status_code == 302
             desk.other.drop(key)
             with desk.serving(**attributes):
-                assert desk.save(report).status_code == 302
+                assert desk.save(essay).status_code == 302
 
     def test_no_key(self, desk: Desk) -> None:
-        (report,) = reports("old")
+        (essay,) = essays("old")
         with desk.serving(get_lock_key=lambda self, request, obj: None):
             with pytest.raises(ValueError, match="None cannot be part of a key"):
-                desk.save(report)
+                desk.save(essay)
 
     def test_shared(self, desk: Desk) -> None:
-        (report,) = reports("old")
-        desk.other.take(model_key(report), shared=True)
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay), shared=True)
         with desk.serving(lock_shared=True):
-            assert desk.save(report).status_code == 302
+            assert desk.save(essay).status_code == 302
         with desk.serving():
-            assert desk.save(report).status_code == 409
+            assert desk.save(essay).status_code == 409
 
     def test_on_another_database(self, desk: Desk) -> None:
-        (report,) = reports("old")
+        (essay,) = essays("old")
         elsewhere = OtherSession("other")
         held: list[int] = []
-        desk.recorder.body = lambda: held.append(elsewhere.holders(model_key(report)))
-        desk.other.take(model_key(report))
+        desk.recorder.body = lambda: held.append(elsewhere.holders(model_key(essay)))
+        desk.other.take(model_key(essay))
         try:
             with desk.serving(lock_using="other"):
-                assert desk.save(report, title="new").status_code == 302
+                assert desk.save(essay, title="new").status_code == 302
                 assert held == [1]
-                assert elsewhere.take(model_key(report))
-                assert desk.save(report, title="newer").status_code == 409
+                assert elsewhere.take(model_key(essay))
+                assert desk.save(essay, title="newer").status_code == 409
         finally:
             elsewhere.close()
-        assert Report.objects.get().title == "new"
+        assert Essay.objects.get().title == "new"
 
     def test_the_commit_comes_before_the_end_of_the_lock(self, desk: Desk) -> None:
         """Where the lock is on another alias, the transaction of the save is inside that of the lock."""
-        (report,) = reports("old")
+        (essay,) = essays("old")
         elsewhere = OtherSession("other")
         seen: list[tuple[str, int]] = []
 
         def look() -> None:
-            title = desk.other.one("SELECT title FROM testapp_report")
-            seen.append((title, elsewhere.holders(model_key(report))))
+            title = desk.other.one("SELECT title FROM testapp_essay")
+            seen.append((title, elsewhere.holders(model_key(essay))))
 
         desk.recorder.body = lambda: transaction.on_commit(look)
         with desk.serving(lock_using="other"):
-            desk.save(report, title="new")
+            desk.save(essay, title="new")
         assert seen == [("new", 1)]
         elsewhere.close()
 
     def test_refused_where_it_would_end_before_the_commit(self, desk: Desk) -> None:
         """A lock on another alias would be free before the transaction of the request is committed."""
-        (report,) = reports("old")
+        (essay,) = essays("old")
         with atomic_requests(), desk.serving(lock_using="other"):
             for press in (desk.save, desk.delete):
                 with pytest.raises(transaction.TransactionManagementError, match="before the transaction on 'default'"):
-                    press(report)
+                    press(essay)
         assert desk.recorder.free == []
 
     def test_with_atomic_requests_it_lasts_to_the_commit(self, desk: Desk) -> None:
-        (report,) = reports("old")
+        (essay,) = essays("old")
         seen: list[bool] = []
 
         def response_change(self: Any, request: Any, obj: Any) -> Any:
@@ -1175,42 +1172,42 @@ class TestSaving:
         def changeform_view(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
             parent: Any = super(type(self), self)
             response = parent.changeform_view(request, *args, **kwargs)
-            seen.append(desk.other.is_free(model_key(report)))
+            seen.append(desk.other.is_free(model_key(essay)))
             return response
 
         with atomic_requests(), desk.serving(changeform_view=changeform_view, response_change=response_change):
-            assert desk.save(report, title="new").status_code == 302
+            assert desk.save(essay, title="new").status_code == 302
             assert seen == [False, True]
-            desk.other.take(model_key(report))
+            desk.other.take(model_key(essay))
             # A wait that failed leaves the transaction of the request as it was.
-            assert desk.save(report, title="newer").status_code == 409
-        assert Report.objects.get().title == "new"
+            assert desk.save(essay, title="newer").status_code == 409
+        assert Essay.objects.get().title == "new"
 
     def test_a_hook_for_what_is_busy(self, desk: Desk) -> None:
-        (report,) = reports("old")
+        (essay,) = essays("old")
         got: list[Any] = []
 
         def handle(self: Any, request: Any, obj: Any, error: LockTimeout) -> HttpResponse:
             got.append((request.path, obj, error.key))
             return HttpResponse("later", status=503)
 
-        desk.other.take(model_key(report))
+        desk.other.take(model_key(essay))
         with desk.serving(handle_lock_busy=handle):
             for press, page in ((desk.save, "change"), (desk.delete, "delete")):
-                response = press(report)
+                response = press(essay)
                 assert (response.status_code, response.content) == (503, b"later")
-                assert got.pop() == (desk.url(report, page), report, model_key(report))
+                assert got.pop() == (desk.url(essay, page), essay, model_key(essay))
 
     def test_it_is_logged(self, desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         with desk.serving(), caplog.at_level("INFO", logger="django_advisory_lock"):
-            desk.save(report)
-        assert f"POST /admin/testapp/report/{report.pk}/change/ was not run: The lock" in caplog.text
+            desk.save(essay)
+        assert f"POST /admin/testapp/essay/{essay.pk}/change/ was not run: The lock" in caplog.text
 
     def test_an_error_while_it_saves(self, desk: Desk) -> None:
-        (report,) = reports("old")
-        key = model_key(report)
+        (essay,) = essays("old")
+        key = model_key(essay)
         for error in (ZeroDivisionError("in the body"), LockTimeout("in the body"), KeyboardInterrupt("in the body")):
 
             def fail(error: BaseException = error) -> None:
@@ -1218,16 +1215,16 @@ class TestSaving:
 
             desk.recorder.body = fail
             with desk.serving(), pytest.raises(type(error), match="in the body"):
-                desk.save(report, title="new")
+                desk.save(essay, title="new")
             assert desk.other.is_free(key)
-        assert Report.objects.get().title == "old"
+        assert Essay.objects.get().title == "old"
 
     def test_an_interrupt_while_it_waits(self, desk: Desk) -> None:
-        (report,) = reports("old")
-        key = model_key(report)
+        (essay,) = essays("old")
+        key = model_key(essay)
         desk.other.take(key)
         with desk.serving(lock_timeout=LIMIT):
-            saving = Thread(lambda: desk.save(report, title="new"))
+            saving = Thread(lambda: desk.save(essay, title="new"))
             desk.other.wait_for_waiters(key)
             waiting = desk.other.one("SELECT pid FROM pg_locks WHERE NOT granted AND locktype = 'advisory'")
             desk.other.cancel(waiting)
@@ -1235,21 +1232,21 @@ class TestSaving:
                 saving.result()
         desk.other.drop(key)
         desk.other.wait_until_free(key)
-        assert Report.objects.get().title == "old"
+        assert Essay.objects.get().title == "old"
 
 
 class TestForms:
     def test_its_own_errors_are_there_too(self, desk: Desk) -> None:
         class Form(ModelForm):
             def clean(self) -> Any:
-                assert Report.objects.filter(title="old").exists()
+                assert Essay.objects.filter(title="old").exists()
                 raise ValidationError("of the form")
 
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         with desk.serving(form=Form):
             typed: dict[str, Any] = {"title": "", "line_set-0-text": "x" * 51}
-            response = desk.save(report, **typed)
+            response = desk.save(essay, **typed)
         assert response.status_code == 409
         own, busy = errors_of(response)
         assert own == "of the form"
@@ -1269,13 +1266,13 @@ class TestForms:
 
         for label in ("allowed", "secret"):
             Tag.objects.create(label=label)
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         restricted = type(
             "A", (AdvisoryLockAdminMixin, Restricting), {"lock_timeout": 0, "fields": ["title", "main_tag"]}
         )
-        with serving(Report, restricted):
-            response = desk.save(report, title="new")
+        with serving(Essay, restricted):
+            response = desk.save(essay, title="new")
         assert response.status_code == 409
         text = text_of(response)
         assert "allowed" in text
@@ -1289,42 +1286,42 @@ class TestForms:
             form.base_fields["title"].label = "Headline"
             return form
 
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         with desk.serving(get_form=get_form, formfield_overrides={}):
-            assert "Headline" in text_of(desk.save(report, title="new"))
+            assert "Headline" in text_of(desk.save(essay, title="new"))
 
     def test_overrides_of_form_fields(self, desk: Desk) -> None:
         from django.db import models
 
         widget = {models.TextField: {"widget": forms.TextInput(attrs={"class": "short"})}}
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         with desk.serving(formfield_overrides=widget):
-            response = desk.save(report, body="typed")
+            response = desk.save(essay, body="typed")
         assert 'name="body" value="typed" class="short"' in response.content.decode()
 
     def test_no_fields_named_and_readonly_all(self, desk: Desk) -> None:
-        names = [field.name for field in Report._meta.fields]
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        names = [field.name for field in Essay._meta.fields]
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         for attributes in (
             {"readonly_fields": names},
             {"fieldsets": [(None, {"fields": ["title"]})]},
             {"exclude": ["slug"]},
         ):
             with desk.serving(prepopulated_fields={}, **attributes):
-                assert desk.save(report, title="new").status_code == 409
+                assert desk.save(essay, title="new").status_code == 409
 
     def test_called_by_other_code(self, desk: Desk, rf: RequestFactory) -> None:
         """A form that nobody filled in has no errors, also in a request that found the lock busy."""
-        model_admin = desk.admin()(Report, admin.AdminSite())
+        model_admin = desk.admin()(Essay, admin.AdminSite())
         request: Any = rf.post("/")
         request.user = desk.boss
         plain = model_admin.get_form(request)
         assert "busy_message" not in dir(plain)
         request._advisory_lock_busy = "busy"
-        for arguments in ({}, {"fields": None}, {"change": True, "obj": Report()}):
+        for arguments in ({}, {"fields": None}, {"change": True, "obj": Essay()}):
             form = model_admin.get_form(request, **arguments)
             assert form.__name__ == plain.__name__
             assert form.__module__ == plain.__module__
@@ -1340,24 +1337,24 @@ class TestForms:
 
         class Own(ModelForm):
             class Meta:
-                model = Report
+                model = Essay
                 fields = ("title",)
 
         def get_form(self: Any, request: Any, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
             parent: Any = super(type(self), self)
             return parent.get_form(request, obj, change, **kwargs) if obj is None else Own
 
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         with desk.serving(get_form=get_form, fields=["title"], prepopulated_fields={}, readonly_fields=[]):
-            response = desk.save(report, title="new", follow=True)
-            assert response.redirect_chain == [(desk.url(report), 302)]
+            response = desk.save(essay, title="new", follow=True)
+            assert response.redirect_chain == [(desk.url(essay), 302)]
             (text,) = texts(response)
             assert text.startswith("Nothing was saved")
             assert not log_entries().exists()
-            assert Report.objects.get().title == "old"
-            desk.other.drop(model_key(report))
-            assert "was changed" in texts(desk.save(report, title="new", follow=True))[0]
+            assert Essay.objects.get().title == "old"
+            desk.other.drop(model_key(essay))
+            assert "was changed" in texts(desk.save(essay, title="new", follow=True))[0]
 
     def test_forms_without_a_check(self, desk: Desk) -> None:
         class Careless(ModelForm):
@@ -1365,11 +1362,11 @@ class TestForms:
                 super().is_valid()
                 return True
 
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         with desk.serving(form=Careless):
-            assert desk.save(report, title="new").status_code == 302
-        assert Report.objects.get().title == "old"
+            assert desk.save(essay, title="new").status_code == 302
+        assert Essay.objects.get().title == "old"
 
 
 @pytest.mark.skipif(django.VERSION < (6, 1), reason="actions on the change page come with Django 6.1")
@@ -1383,56 +1380,56 @@ class TestActionOfTheChangePage:
             seen.append(desk.other.is_free(model_key(queryset.get())))
 
         action: Any = partial(admin.action, location=location)()
-        (report,) = reports("old")
-        data = {"CHANGE_FORM-action": "work", "action": "work", "_selected_action": report.pk}
+        (essay,) = essays("old")
+        data = {"CHANGE_FORM-action": "work", "action": "work", "_selected_action": essay.pk}
         with desk.serving(actions=[action(locked_action()(work) if each else work)]):
-            desk.other.take(model_key(report))
-            response = client(desk.boss).post(desk.url(report), data, follow=True)
+            desk.other.take(model_key(essay))
+            response = client(desk.boss).post(desk.url(essay), data, follow=True)
             assert seen == []
-            assert response.redirect_chain == [(desk.url(report), 302)]
+            assert response.redirect_chain == [(desk.url(essay), 302)]
             assert texts(response)[0].startswith("Nothing was saved")
-            desk.other.drop(model_key(report))
-            assert client(desk.boss).post(desk.url(report), data).status_code == 302
+            desk.other.drop(model_key(essay))
+            assert client(desk.boss).post(desk.url(essay), data).status_code == 302
         assert seen == [False]
 
 
 class TestDeleting:
     def test_under_the_lock(self, desk: Desk) -> None:
-        (report,) = reports("old")
+        (essay,) = essays("old")
         with desk.serving(), lock_statements(1):
-            assert desk.delete(report).status_code == 302
+            assert desk.delete(essay).status_code == 302
         assert desk.recorder.free == [False]
-        assert not Report.objects.exists()
+        assert not Essay.objects.exists()
 
     @pytest.mark.parametrize("name", ["admin", "office"])
     def test_busy(self, name: str, desk: Desk) -> None:
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         with desk.serving(name):
-            response = desk.delete(report)
-            assert (response.status_code, response.url) == (302, desk.url(report))
+            response = desk.delete(essay)
+            assert (response.status_code, response.url) == (302, desk.url(essay))
             page = client(desk.boss).get(response.url)
             assert page.status_code == 200
             one = client(desk.boss)
-            followed = one.post(desk.url(report, "delete"), {"post": "yes"}, follow=True)
+            followed = one.post(desk.url(essay, "delete"), {"post": "yes"}, follow=True)
             (text,) = texts(followed)
         assert text.startswith("Nothing was deleted, because somebody else is working on this right now. Try again")
         assert f"held by pid {desk.other.pid}" in text
-        assert Report.objects.exists()
+        assert Essay.objects.exists()
         assert desk.recorder.free == []
         assert not log_entries().exists()
 
     def test_two_sites(self, desk: Desk) -> None:
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         patterns = []
         for name in ("admin", "office"):
             site = admin.AdminSite(name)
-            site.register(Report, desk.admin())
+            site.register(Essay, desk.admin())
             patterns.append(path(f"{name}/", site.urls))
         with serving_urls(patterns):
-            response: Any = client(desk.boss).post(f"/office/testapp/report/{report.pk}/delete/", {"post": "yes"})
-        assert response.url == f"/office/testapp/report/{report.pk}/change/"
+            response: Any = client(desk.boss).post(f"/office/testapp/essay/{essay.pk}/delete/", {"post": "yes"})
+        assert response.url == f"/office/testapp/essay/{essay.pk}/change/"
 
     @pytest.mark.parametrize("code", ["a/b", "_5F", "ä ö", "a?b=c&d", "%2F", "_"])
     def test_primary_keys_in_the_address(self, code: str, desk: Desk) -> None:
@@ -1451,12 +1448,12 @@ class TestDeleting:
         assert not Country.objects.exists()
 
     def test_in_a_popup_and_with_filters(self, desk: Desk) -> None:
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         with desk.serving():
-            response = desk.delete(report, _popup="1", where="?_changelist_filters=q%3Dold")
+            response = desk.delete(essay, _popup="1", where="?_changelist_filters=q%3Dold")
         address, _, query = response.url.partition("?")
-        assert address == f"/admin/testapp/report/{report.pk}/change/"
+        assert address == f"/admin/testapp/essay/{essay.pk}/change/"
         assert sorted(query.split("&")) == ["_changelist_filters=q%3Dold", "_popup=1"]
 
     def test_with_a_field_other_than_the_primary_key(self, boss: User, other: OtherSession) -> None:
@@ -1489,42 +1486,42 @@ class TestDeleting:
         somebody.delete()
 
     def test_who_may_delete_but_not_look(self, desk: Desk) -> None:
-        who = user("shredder", "testapp.delete_report", "testapp.delete_line")
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        who = user("shredder", "testapp.delete_essay", "testapp.delete_line")
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         with desk.serving():
-            response = desk.delete(report, who=who)
+            response = desk.delete(essay, who=who)
             assert response.url == "/admin/"
-            desk.other.drop(model_key(report))
-            assert desk.delete(report, who=who).status_code == 302
-        assert not Report.objects.exists()
+            desk.other.drop(model_key(essay))
+            assert desk.delete(essay, who=who).status_code == 302
+        assert not Essay.objects.exists()
         who.delete()
 
     def test_while_somebody_saves(self, desk: Desk) -> None:
-        (report,) = reports("old")
+        (essay,) = essays("old")
         gate = Gate()
         desk.recorder.body = gate
         with desk.serving():
-            saving = Thread(lambda: desk.save(report, title="new"))
+            saving = Thread(lambda: desk.save(essay, title="new"))
             gate.wait()
-            assert desk.delete(report).url == desk.url(report)
+            assert desk.delete(essay).url == desk.url(essay)
             gate.open.set()
             assert saving.result().status_code == 302
-        assert Report.objects.get().title == "new"
+        assert Essay.objects.get().title == "new"
 
 
 class TestPermissions:
-    @pytest.mark.parametrize("permission", ["testapp.view_report", "testapp.view_account"])
+    @pytest.mark.parametrize("permission", ["testapp.view_essay", "testapp.view_account"])
     def test_nobody_without_permission_touches_the_lock(self, permission: str, desk: Desk) -> None:
         who = user("guest", permission)
-        (report,) = reports("old")
+        (essay,) = essays("old")
         with desk.serving(), lock_statements(0):
-            assert desk.save(report, who=who).status_code == 403
-            assert desk.delete(report, who=who).status_code == 403
+            assert desk.save(essay, who=who).status_code == 403
+            assert desk.delete(essay, who=who).status_code == 403
         who.delete()
 
     def test_permissions_of_one_object(self, desk: Desk) -> None:
-        mine, theirs = reports("mine", "theirs")
+        mine, theirs = essays("mine", "theirs")
 
         def may(self: Any, request: Any, obj: Any = None) -> bool:
             return obj is None or obj.title == "mine"
@@ -1538,23 +1535,23 @@ class TestPermissions:
                 assert desk.delete(mine).status_code == 302
 
     def test_a_stranger(self, desk: Desk) -> None:
-        (report,) = reports("old")
+        (essay,) = essays("old")
         with desk.serving(), lock_statements(0):
             for page in ("change", "delete"):
-                response: Any = Client().post(desk.url(report, page), {"post": "yes"})
+                response: Any = Client().post(desk.url(essay, page), {"post": "yes"})
                 assert response.url.startswith("/admin/login/")
 
     def test_a_forged_post(self, desk: Desk) -> None:
         """Also in a site without Django's middleware, where the admin looks at the token itself."""
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         with desk.serving():
             one = client(desk.boss, enforce_csrf_checks=True)
-            assert one.post(desk.url(report), desk.typed(report)).status_code == 403
+            assert one.post(desk.url(essay), desk.typed(essay)).status_code == 403
             without = [name for name in settings.MIDDLEWARE if "csrf" not in name]
             with override_settings(MIDDLEWARE=without):
                 one = client(desk.boss, enforce_csrf_checks=True)
-                assert one.post(desk.url(report), desk.typed(report)).status_code == 403
+                assert one.post(desk.url(essay), desk.typed(essay)).status_code == 403
 
 
 class TestClasses:
@@ -1583,47 +1580,47 @@ class TestClasses:
             type("Wrong", (admin.ModelAdmin, AdvisoryLockAdminMixin), {})
 
     def test_the_mixin_alone_is_enough(self, boss: User, other: OtherSession) -> None:
-        (report,) = reports("old")
-        with serving(Report, AdvisoryLockAdminMixin), lock_statements(1):
-            url = reverse("admin:testapp_report_change", args=[report.pk])
+        (essay,) = essays("old")
+        with serving(Essay, AdvisoryLockAdminMixin), lock_statements(1):
+            url = reverse("admin:testapp_essay_change", args=[essay.pk])
             assert client(boss).post(url, {"title": "new", "kind": "daily"}).status_code == 302
 
     def test_checks(self, desk: Desk) -> None:
-        assert desk.admin()(Report, admin.AdminSite()).check() == []
+        assert desk.admin()(Essay, admin.AdminSite()).check() == []
 
 
 class TestLimits:
     """What docs/admin.md says that it does not do."""
 
     def test_editing_in_the_list_does_not_ask(self, desk: Desk) -> None:
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         data = {
             "form-TOTAL_FORMS": 1,
             "form-INITIAL_FORMS": 1,
-            "form-0-id": report.pk,
+            "form-0-id": essay.pk,
             "form-0-title": "new",
             "_save": "1",
         }
         listed: dict[str, Any] = {"list_display": ["id", "title"], "list_editable": ["title"]}
         with desk.serving(**listed), lock_statements(0):
             assert (
-                client(desk.boss).post(reverse("admin:testapp_report_changelist"), data | {"_save": "1"}).status_code
+                client(desk.boss).post(reverse("admin:testapp_essay_changelist"), data | {"_save": "1"}).status_code
                 == 302
             )
-        assert Report.objects.get().title == "new"
+        assert Essay.objects.get().title == "new"
 
     def test_deleting_what_is_selected_does_not_ask(self, desk: Desk) -> None:
-        (report,) = reports("old")
-        desk.other.take(model_key(report))
+        (essay,) = essays("old")
+        desk.other.take(model_key(essay))
         with desk.serving(), lock_statements(0):
-            press(desk.boss, report, action="delete_selected", post="yes")
-        assert not Report.objects.exists()
+            press(desk.boss, essay, action="delete_selected", post="yes")
+        assert not Essay.objects.exists()
 
     def test_two_editors_one_after_the_other(self, desk: Desk) -> None:
-        (report,) = reports("old")
-        first, second = desk.typed(report, title="first"), desk.typed(report, body="second")
+        (essay,) = essays("old")
+        first, second = desk.typed(essay, title="first"), desk.typed(essay, body="second")
         with desk.serving():
             for typed in (first, second):
-                assert client(desk.boss).post(desk.url(report), typed).status_code == 302
-        assert Report.objects.get().title == "old"
+                assert client(desk.boss).post(desk.url(essay), typed).status_code == 302
+        assert Essay.objects.get().title == "old"

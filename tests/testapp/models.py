@@ -70,7 +70,7 @@ class Tag(models.Model):
         return self.label
 
 
-class Report(models.Model):
+class Essay(models.Model):
     """One field for each kind of widget in a form."""
 
     class Kind(models.TextChoices):
@@ -91,5 +91,5 @@ class Report(models.Model):
 
 
 class Line(models.Model):
-    report = models.ForeignKey(Report, on_delete=models.CASCADE)
+    essay = models.ForeignKey(Essay, on_delete=models.CASCADE)
     text = models.CharField(max_length=50)
