@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib import admin
+from django.db import transaction
+from django.utils.text import Truncator
+from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from . import conf
 from .models import PeriodicRun
 
 if TYPE_CHECKING:
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
 
     from .models import PeriodicRunQuerySet
+
+ANY_DAY = datetime(2001, 1, 1)  # only lengths of time are counted from it
 
 
 class SilentFilter(admin.SimpleListFilter):
@@ -36,13 +42,15 @@ class SilentFilter(admin.SimpleListFilter):
 class PeriodicRunAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """Read-only: the rows are written by the runs."""
 
-    list_display = ("name", "last_outcome", "age", "duration", "min_interval", "last_host", "last_pid", "run_count")
+    list_display = ("name", "last_outcome", "age", "duration", "interval", "last_host", "last_pid", "runs", "error")
     list_filter = ("last_outcome", SilentFilter, "last_host")
     search_fields = ("name", "last_error", "last_host")
     actions = ("allow_next_run",)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PeriodicRun]:
-        return cast("PeriodicRunQuerySet", super().get_queryset(request)).with_age()
+        """Return what is noted in the database of the locks; work with another `using` is not in this list."""
+        runs = super().get_queryset(request).using(conf.get_database())
+        return cast("PeriodicRunQuerySet", runs).with_age()
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -55,18 +63,47 @@ class PeriodicRunAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return super().has_change_permission(request)
 
     @admin.display(description=gettext_lazy("last started"), ordering="last_started_at")
-    def age(self, run: PeriodicRun) -> str:
+    def age(self, run: PeriodicRun) -> str | None:
         age = getattr(run, "age", None)
-        return "" if age is None else _("%(age)s ago") % {"age": timedelta(seconds=round(age))}
+        return None if age is None else _("%(age)s ago") % {"age": in_words(timedelta(seconds=age))}
 
     @admin.display(description=gettext_lazy("duration"))
-    def duration(self, run: PeriodicRun) -> str:
-        return "" if run.duration is None else str(run.duration)
+    def duration(self, run: PeriodicRun) -> str | None:
+        return None if run.duration is None else in_words(run.duration)
+
+    @admin.display(description=gettext_lazy("minimum interval"), ordering="min_interval")
+    def interval(self, run: PeriodicRun) -> str:
+        return in_words(run.min_interval)
+
+    @admin.display(description=gettext_lazy("runs"), ordering="run_count")
+    def runs(self, run: PeriodicRun) -> int:
+        return run.run_count
+
+    @admin.display(description=gettext_lazy("error"))
+    def error(self, run: PeriodicRun) -> str | None:
+        return Truncator(" ".join(run.last_error.split())).chars(80) or None
 
     @admin.action(description=gettext_lazy("Allow the next run now"), permissions=["allow"])
     def allow_next_run(self, request: HttpRequest, queryset: QuerySet[PeriodicRun]) -> None:
-        for run in queryset:
-            self.log_change(request, run, _("Allowed the next run now."))
-        count = queryset.update(last_started_at=None)
-        text = ngettext("The next run of %(count)d may start now.", "The next runs of %(count)d may start now.", count)
-        self.message_user(request, text % {"count": count})
+        with transaction.atomic(using=queryset.db):
+            runs = list(queryset)
+            PeriodicRun.objects.using(queryset.db).filter(pk__in=[run.pk for run in runs]).update(last_started_at=None)
+            for run in runs:
+                self.log_change(request, run, _("Allowed the next run now."))
+        text = ngettext(
+            "The next run of “%(name)s” may start now, whenever it comes.",
+            "The next runs of these %(count)d may start now, whenever they come.",
+            len(runs),
+        )
+        self.message_user(request, text % {"count": len(runs), "name": runs[0] if runs else ""})
+
+
+def in_words(length: timedelta) -> str:
+    """Say how long a time is, as one would say it: the two largest units, or the seconds of less than a minute."""
+    if length < timedelta(minutes=1):
+        seconds = round(max(0.0, length.total_seconds()), 1 if length < timedelta(seconds=10) else None)
+        return ngettext("%(count)s second", "%(count)s seconds", seconds) % {"count": f"{seconds:g}"}
+    try:
+        return timesince(ANY_DAY, ANY_DAY + length)
+    except OverflowError:
+        return str(length)

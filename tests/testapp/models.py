@@ -61,3 +61,35 @@ class Stamped(models.Model):
 
     class Meta:
         abstract = True
+
+
+class Tag(models.Model):
+    label = models.CharField(max_length=50)
+
+    def __str__(self) -> str:
+        return self.label
+
+
+class Essay(models.Model):
+    """One field for each kind of widget in a form."""
+
+    class Kind(models.TextChoices):
+        DAILY = "daily"
+        MONTHLY = "monthly"
+
+    title = models.CharField(max_length=100)
+    slug = models.SlugField(blank=True)
+    body = models.TextField(blank=True)
+    is_public = models.BooleanField(default=False)
+    kind = models.CharField(max_length=10, choices=Kind, default=Kind.DAILY)
+    main_tag = models.ForeignKey(Tag, on_delete=models.SET_NULL, null=True, blank=True, related_name="+")
+    tags = models.ManyToManyField(Tag, blank=True)
+    internal = models.CharField(max_length=20, blank=True)
+
+    def __str__(self) -> str:
+        return self.title
+
+
+class Line(models.Model):
+    essay = models.ForeignKey(Essay, on_delete=models.CASCADE)
+    text = models.CharField(max_length=50)
