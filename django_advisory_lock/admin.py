@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib import admin
 from django.db import transaction
+from django.utils.html import format_html_join
+from django.utils.safestring import mark_safe
 from django.utils.text import Truncator
 from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
@@ -42,7 +45,7 @@ class SilentFilter(admin.SimpleListFilter):
 class PeriodicRunAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """Read-only: the rows are written by the runs."""
 
-    list_display = ("name", "last_outcome", "age", "duration", "interval", "last_host", "last_pid", "runs", "error")
+    list_display = ("label", "last_outcome", "age", "duration", "interval", "last_host", "last_pid", "runs", "error")
     list_filter = ("last_outcome", SilentFilter, "last_host")
     search_fields = ("name", "last_error", "last_host")
     actions = ("allow_next_run",)
@@ -61,6 +64,11 @@ class PeriodicRunAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def has_allow_permission(self, request: HttpRequest) -> bool:
         """Whether a user may let something run before its time: those who may change the rows may."""
         return super().has_change_permission(request)
+
+    @admin.display(description=gettext_lazy("name"), ordering="name")
+    def label(self, run: PeriodicRun) -> str:
+        # The name of a module is one long word, which would push the other columns off the page.
+        return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in re.split(r"(?<=[.:])", run.name)))
 
     @admin.display(description=gettext_lazy("last started"), ordering="last_started_at")
     def age(self, run: PeriodicRun) -> str | None:

@@ -64,7 +64,7 @@ def rows(response: Any) -> dict[str, dict[str, str]]:
     for row in re.findall(r"<tr>(.*?)</tr>", response.content.decode().partition("<tbody>")[2], re.DOTALL):
         cells = re.findall(r'<t[dh] class="field-(\w+)[^"]*">(.*?)</t[dh]>', row, re.DOTALL)
         texts_of_row = {name: re.sub("<[^>]+>", "", text).replace("\xa0", " ") for name, text in cells}
-        found[texts_of_row.pop("name")] = texts_of_row
+        found[texts_of_row.pop("label")] = texts_of_row
     return found
 
 
