@@ -153,8 +153,10 @@ class LockHandle:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # A coroutine may be closed after its loop: then there is no task, and nothing can be awaited.
-        if not isinstance(exc, GeneratorExit) or hops.can_wait():
+        # A lock that goes on needs nothing here, and a cancellation while it waits for that would lose it. A coroutine
+        # may be closed after its loop: then there is no task, and nothing can be awaited.
+        goes_on = self._outlasts_block and exc is None
+        if not goes_on and (not isinstance(exc, GeneratorExit) or hops.can_wait()):
             await self._aend_block(exc, task_owner())
 
     async def _aend_block(self, error: BaseException | None, owner: Owner) -> None:
