@@ -1463,8 +1463,10 @@ class TestRestFramework:
         account.delete()
 
     def test_viewsets_and_routers(self, name: str, other: OtherSession) -> None:
+        account = Account.objects.create(name="a")
+
         class Accounts(AdvisoryLockViewMixin, viewsets.ModelViewSet):
-            queryset = Account.objects.order_by("pk")
+            queryset = Account.objects.filter(pk=account.pk)
             serializer_class = AccountSerializer
 
             def get_lock_key(self) -> tuple[Any, ...]:
@@ -1487,7 +1489,6 @@ class TestRestFramework:
         router = DefaultRouter()
         router.register("accounts", Accounts)
         router.register("plain", Plain, basename="plain")
-        account = Account.objects.create(name="a")
         client = Client()
         with override_settings(ROOT_URLCONF=type("urls", (), {"urlpatterns": router.urls})):
             assert [row["name"] for row in client.get("/accounts/").json()] == ["a"]
@@ -2430,6 +2431,7 @@ class TestAsynchronousStreaming:
     def test_dropped_without_close(self, stream: Stream, name: str) -> None:
         async def main() -> None:
             response = await lock_view(name)(stream.acall)(aget("/"))
+            await sync_to_async(gc.collect)()  # the thread has let go of what it did before
             with pytest.warns(ResourceWarning, match="dropped without release"):
                 del response
                 gc.collect()
