@@ -69,6 +69,7 @@ from django_advisory_lock import (
     lock_view,
     try_advisory_lock,
 )
+from django_advisory_lock.lasting import take_over
 from tests.support import (
     LIMIT,
     OtherSession,
@@ -2020,6 +2021,18 @@ class TestStreaming:
         assert connection.connection is None
         for each in kept:
             each.close()
+
+    def test_an_owner_that_is_gone_already(self, stream: Stream, name: str) -> None:
+        """As that of a thread that has ended."""
+        handle = advisory_lock(name).acquire()
+        hold: Any = handle._hold
+        hold.owner = lambda: None
+        end = take_over(handle)
+        assert end is not None
+        assert not stream.is_free
+        end()
+        assert stream.is_free
+        assert not handle.is_held()
 
     def test_another_request_ends_while_it_is_read(self, stream: Stream, name: str) -> None:
         with site(lock_view(name)(stream), lambda request: HttpResponse("short")):
