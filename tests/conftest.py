@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -11,6 +12,7 @@ import django
 import psycopg
 import psycopg_pool
 import pytest
+from asgiref.sync import sync_to_async
 from django.db import connections
 from django.test.utils import setup_databases, teardown_databases
 from pytest_django import DjangoDbBlocker
@@ -83,6 +85,13 @@ def pytest_sessionfinish() -> None:
     if running is not None:
         running.stop()
         running.save()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _connections_of_tasks() -> Iterator[None]:
+    """Close what asynchronous code of a module has left open: a session that was killed stays dead for the next one."""
+    yield
+    asyncio.run(sync_to_async(connections.close_all)())
 
 
 @pytest.fixture

@@ -1720,6 +1720,25 @@ class TestAbandoned:
         run(_settle)
         assert not granted(other)
 
+    def test_a_try_that_has_not_begun_is_taken_back(self, name: str, other: OtherSession) -> None:
+        """The thread is busy with something else when the task is cancelled."""
+        begun, end = threading.Event(), threading.Event()
+
+        async def main() -> None:
+            busy = asyncio.create_task(sync_to_async(_stop_at(begun, end))())
+            await until(begun.is_set)
+            task = asyncio.create_task(advisory_lock(name).aacquire())
+            await asyncio.sleep(0.05)  # on its way into the thread
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            end.set()
+            await busy
+            await sync_to_async(value)("SELECT 1")
+            assert not granted(other)
+
+        run(main)
+
     def test_a_decorated_coroutine_is_closed_after_its_loop(self, name: str, other: OtherSession) -> None:
         """It ends as it should, and its lock is freed by the next lock operation on the session."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import linecache
 import random
@@ -132,7 +133,19 @@ def interrupt_at(
     finally:
         sys.settrace(before)
         interrupter.entered.clear()
+    _forget_handled_errors()
     return interrupter.place
+
+
+def _forget_handled_errors() -> None:
+    """Reset what `sys.exc_info()` returns here.
+
+    Where a trace function raises at the end of a `with` block, CPython goes on to handle that error for ever: from
+    then on the last error of the thread, with the frames that it went through and all that is in them, stays.
+    """
+    reset = ctypes.pythonapi.PyErr_SetExcInfo
+    reset.argtypes, reset.restype = [ctypes.c_void_p] * 3, None
+    reset(None, None, None)
 
 
 def waits(name: str) -> None:

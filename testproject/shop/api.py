@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rest_framework.authentication import BasicAuthentication, SessionAuthentication
 from rest_framework.decorators import action
 from rest_framework.exceptions import NotFound
 from rest_framework.permissions import IsAuthenticated
+from rest_framework.renderers import JSONRenderer
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 from rest_framework.serializers import ModelSerializer
@@ -34,7 +36,10 @@ class ReportViewSet(AdvisoryLockViewMixin, ReadOnlyModelViewSet):  # type: ignor
 
     queryset = MonthlyReport.objects.all()
     serializer_class = ReportSerializer
+    # Basic first: a stranger is asked who he is (401), not sent away (403).
+    authentication_classes = (BasicAuthentication, SessionAuthentication)
     permission_classes = (IsAuthenticated,)
+    renderer_classes = (JSONRenderer,)
     lookup_field = "month"
     lookup_value_converter = "month"
     lock_methods = ("POST",)

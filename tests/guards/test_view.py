@@ -69,6 +69,7 @@ from django_advisory_lock import (
     lock_view,
     try_advisory_lock,
 )
+from django_advisory_lock.lasting import take_over
 from tests.support import (
     LIMIT,
     OtherSession,
@@ -1463,8 +1464,10 @@ class TestRestFramework:
         account.delete()
 
     def test_viewsets_and_routers(self, name: str, other: OtherSession) -> None:
+        account = Account.objects.create(name="a")
+
         class Accounts(AdvisoryLockViewMixin, viewsets.ModelViewSet):
-            queryset = Account.objects.order_by("pk")
+            queryset = Account.objects.filter(pk=account.pk)
             serializer_class = AccountSerializer
 
             def get_lock_key(self) -> tuple[Any, ...]:
@@ -1487,7 +1490,6 @@ class TestRestFramework:
         router = DefaultRouter()
         router.register("accounts", Accounts)
         router.register("plain", Plain, basename="plain")
-        account = Account.objects.create(name="a")
         client = Client()
         with override_settings(ROOT_URLCONF=type("urls", (), {"urlpatterns": router.urls})):
             assert [row["name"] for row in client.get("/accounts/").json()] == ["a"]
@@ -2020,6 +2022,18 @@ class TestStreaming:
         for each in kept:
             each.close()
 
+    def test_an_owner_that_is_gone_already(self, stream: Stream, name: str) -> None:
+        """As that of a thread that has ended."""
+        handle = advisory_lock(name).acquire()
+        hold: Any = handle._hold
+        hold.owner = lambda: None
+        end = take_over(handle)
+        assert end is not None
+        assert not stream.is_free
+        end()
+        assert stream.is_free
+        assert not handle.is_held()
+
     def test_another_request_ends_while_it_is_read(self, stream: Stream, name: str) -> None:
         with site(lock_view(name)(stream), lambda request: HttpResponse("short")):
             response = wsgi("/0")
@@ -2430,6 +2444,7 @@ class TestAsynchronousStreaming:
     def test_dropped_without_close(self, stream: Stream, name: str) -> None:
         async def main() -> None:
             response = await lock_view(name)(stream.acall)(aget("/"))
+            await sync_to_async(gc.collect)()  # the thread has let go of what it did before
             with pytest.warns(ResourceWarning, match="dropped without release"):
                 del response
                 gc.collect()
