@@ -192,7 +192,9 @@ class _HandlerGuard(_StreamGuard):
         )
 
     def covers(self, *args: Any) -> bool:
-        return self.view.held_lock is None  # else it is called by one that has the lock
+        # A handler that has the lock may call another one; the next call of one that has ended needs it anew.
+        hold = None if self.view.held_lock is None else self.view.held_lock._hold
+        return hold is None or not hold.is_certain
 
     def begin(self, handle: LockHandle) -> None:
         self.view.held_lock = handle
