@@ -1363,6 +1363,22 @@ class TestHandlersThatCallEachOther:
         assert response.content == b"True"
         assert held == [True, True]
 
+    def test_a_method_that_a_view_adds_is_locked(self, name: str, other: OtherSession) -> None:
+        """All but OPTIONS are, unless some are named."""
+
+        class Page(AdvisoryLockViewMixin, View):
+            http_method_names = (*View.http_method_names, "propfind")
+            lock_key = name
+
+            def propfind(self, request: HttpRequest) -> HttpResponse:
+                return HttpResponse(str(not other.is_free(lock_key(name))))
+
+        response: Any = Page.as_view()(RequestFactory().generic("PROPFIND", "/"))
+        assert response.content == b"True"
+        with taken(other, name):
+            assert Page.as_view()(RequestFactory().generic("PROPFIND", "/")).status_code == 409
+            assert Page.as_view()(RequestFactory().generic("GET_LOCK_KEY", "/")).status_code == 405
+
     def test_inside_a_locked_one_nothing_more_is_taken(self, name: str, other: OtherSession) -> None:
         class Page(AdvisoryLockViewMixin, View):
             lock_key = name
