@@ -6,6 +6,7 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import coverage
 import django
@@ -18,7 +19,7 @@ from django.test.utils import setup_databases, teardown_databases
 from pytest_django import DjangoDbBlocker
 
 from django_advisory_lock.owners import current_owner
-from tests.support import OtherSession, parameters
+from tests.support import OtherSession, parameters, wait_until
 
 # What was set for the processes that run tests, several beside each other, is not for those that tests start.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -94,6 +95,14 @@ def _connections_of_tasks() -> Iterator[None]:
     asyncio.run(sync_to_async(connections.close_all)())
 
 
+def _advisory_locks(raw: psycopg.Connection) -> list[Any]:
+    return raw.execute(
+        "SELECT l.pid, a.application_name, a.query FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)"
+        " WHERE locktype = 'advisory'"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    ).fetchall()
+
+
 @pytest.fixture
 def name() -> str:
     """A name for a lock that no other test, and no other run on the same server, uses."""
@@ -110,10 +119,5 @@ def other(django_db_setup: None) -> Iterator[OtherSession]:
     connections.close_all()
     for alias in ("default", "other"):
         with psycopg.connect(**parameters(alias), autocommit=True) as raw:
-            left = raw.execute(
-                "SELECT l.pid, a.application_name, a.query FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)"
-                " WHERE locktype = 'advisory'"
-                " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-            ).fetchall()
-        assert left == []
+            wait_until(lambda: not _advisory_locks(raw), lambda: f"still held: {_advisory_locks(raw)}")
     assert not current_owner().entered, "a block was never left"

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,11 +29,11 @@ _KEY = """locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHER
  AND (classid::bigint, objid::bigint, objsubid) = (%s, %s, %s)"""
 
 
-def wait_until(condition: Callable[[], object], what: str = "condition") -> None:
-    """Ask again and again until a condition holds; fail where it does not in time."""
+def wait_until(condition: Callable[[], object], what: str | Callable[[], str] = "condition") -> None:
+    """Ask again and again until a condition holds; fail where it does not in time, and say what was missed."""
     end = time.monotonic() + LIMIT
     while not condition():
-        assert time.monotonic() < end, f"not in time: {what}"
+        assert time.monotonic() < end, f"not in time: {what() if callable(what) else what}"
         time.sleep(0.005)
 
 
@@ -122,7 +123,15 @@ class OtherSession:
         self.one("SELECT pg_cancel_backend(%s)", [pid])
 
     def close(self) -> None:
-        self.raw.close()
+        """End the session, and come back once the server has ended it too, and freed what it held."""
+        if self.raw.closed:
+            return
+        with socket.fromfd(self.raw.fileno(), socket.AF_INET, socket.SOCK_STREAM) as link:
+            self.raw.close()
+            link.settimeout(LIMIT)
+            with contextlib.suppress(ConnectionError):
+                while link.recv(4096):
+                    pass
 
 
 class Thread(threading.Thread, Generic[T]):

@@ -615,11 +615,8 @@ def small_server() -> Iterator[Server]:
         yield server
 
 
-class Crowd:
+class Crowd(Watcher):
     """A session that fills the lock table of the server."""
-
-    def __init__(self, server: Server) -> None:
-        self.raw = server.connect()
 
     def fill(self) -> None:
         """Take locks until there is no room for one more."""
@@ -638,12 +635,11 @@ class Crowd:
 @pytest.fixture
 def crowd(small_server: Server, django_db_setup: None) -> Iterator[Crowd]:
     crowd = Crowd(small_server)
-    with small_server.alias("small"), small_server.alias("late"):
+    with contextlib.closing(crowd), small_server.alias("small"), small_server.alias("late"):
         backend_pid("small")
         yield crowd
         crowd.leave()
-        assert crowd.raw.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
-    crowd.raw.close()
+        wait_until(lambda: crowd.advisory_locks() == [], "no lock is left")
 
 
 class TestFullLockTable:

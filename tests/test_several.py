@@ -1026,7 +1026,7 @@ class TestFailures:
         with pytest.raises(LockLost), advisory_lock_all(*keys, using="pooled"):
             connections["pooled"].close()
         assert mine("pooled") == 0
-        other.take(keys[1])
+        wait_until(lambda: other.take(keys[1]), "end of the session")
         for timeout in (0, 0.02):
             with pytest.raises(LockTimeout):
                 advisory_lock_all(*keys, timeout=timeout, using="pooled").acquire()

@@ -107,10 +107,10 @@ class AdvisoryLockViewMixin(View):
         # Django and its relatives look the handler up in the end: an attribute of the instance comes before the method.
         # All that need the lock are wrapped, for put() may call post(), as in Django's forms.
         methods = read_methods(self.lock_methods)
-        names = {str(request.method)} - {"OPTIONS"} if methods is None else methods
+        asked = {str(request.method).lower()}.intersection(self.http_method_names) - {"options"}
         self.held_lock = None
         guard = _HandlerGuard(self)
-        for name in map(str.lower, names.intersection(METHODS)):
+        for name in asked if methods is None else map(str.lower, methods):
             handler = getattr(self, name, None)
             if handler is not None:
                 setattr(self, name, guard.around(handler))
@@ -192,7 +192,9 @@ class _HandlerGuard(_StreamGuard):
         )
 
     def covers(self, *args: Any) -> bool:
-        return self.view.held_lock is None  # else it is called by one that has the lock
+        # A handler that has the lock may call another one; the next call of one that has ended needs it anew.
+        hold = None if self.view.held_lock is None else self.view.held_lock._hold
+        return hold is None or not hold.is_certain
 
     def begin(self, handle: LockHandle) -> None:
         self.view.held_lock = handle

@@ -1339,6 +1339,62 @@ def authenticated(request: Any, user: Any) -> Any:
     return request
 
 
+class TestHandlersThatCallEachOther:
+    @pytest.mark.parametrize("in_transactions", [False, True])
+    def test_each_call_is_locked(self, in_transactions: bool, name: str, other: OtherSession) -> None:
+        """Where put() needs no lock, and calls post() twice."""
+        held: list[bool] = []
+
+        class Page(AdvisoryLockViewMixin, View):
+            lock_key = name
+            lock_methods = ("POST",)
+
+            def post(self, request: HttpRequest) -> HttpResponse:
+                held.append(not other.is_free(lock_key(name)))
+                return HttpResponse()
+
+            def put(self, request: HttpRequest) -> HttpResponse:
+                for _ in range(2):
+                    with transaction.atomic() if in_transactions else contextlib.nullcontext():
+                        self.post(request)
+                return HttpResponse(str(other.is_free(lock_key(name))))
+
+        response: Any = Page.as_view()(RequestFactory().put("/"))
+        assert response.content == b"True"
+        assert held == [True, True]
+
+    def test_a_method_that_a_view_adds_is_locked(self, name: str, other: OtherSession) -> None:
+        """All but OPTIONS are, unless some are named."""
+
+        class Page(AdvisoryLockViewMixin, View):
+            http_method_names = (*View.http_method_names, "propfind")
+            lock_key = name
+
+            def propfind(self, request: HttpRequest) -> HttpResponse:
+                return HttpResponse(str(not other.is_free(lock_key(name))))
+
+        response: Any = Page.as_view()(RequestFactory().generic("PROPFIND", "/"))
+        assert response.content == b"True"
+        with taken(other, name):
+            assert Page.as_view()(RequestFactory().generic("PROPFIND", "/")).status_code == 409
+            assert Page.as_view()(RequestFactory().generic("GET_LOCK_KEY", "/")).status_code == 405
+
+    def test_inside_a_locked_one_nothing_more_is_taken(self, name: str, other: OtherSession) -> None:
+        class Page(AdvisoryLockViewMixin, View):
+            lock_key = name
+            lock_methods = ("POST", "PUT")
+
+            def post(self, request: HttpRequest) -> HttpResponse:
+                return HttpResponse(str(not other.is_free(lock_key(name))))
+
+            def put(self, request: HttpRequest) -> HttpResponse:
+                return self.post(request)
+
+        with statements(2):
+            response: Any = Page.as_view()(RequestFactory().put("/"))
+        assert response.content == b"True"
+
+
 class TestRestFramework:
     @anonymous_and_known
     @pytest.mark.parametrize(("authentication", "refusal"), [(BasicAuthentication, 401), (SessionAuthentication, 403)])

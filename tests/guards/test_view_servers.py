@@ -30,7 +30,7 @@ EXPECTED = re.compile(
     | ^.*RuntimeWarning:\ The\ lock\ .*\ ends\ with\ the\ transaction,\ before.*\n(\ \ .*\n)*
     | ^.*Warning:\ StreamingHttpResponse\ must\ consume\ synchronous\ iterators.*\n(\ \ .*\n)*  # Django's
     | ^socket\.send\(\)\ raised\ exception\.\n  # asyncio, whose client has gone
-    | ^.*ResourceWarning:\ <psycopg\.Connection.*\ was\ deleted\ while\ still\ open.*\n(\ \ .*\n)*
+    | ^.*ResourceWarning:\ (connection\ )?<psycopg\.Connection.*\ was\ deleted\ while\ still\ open.*\n(\ \ .*\n)*
     # under ASGI, where each request has a thread of its own, Django's persistent connections are dropped with it
     | ^WSGI\ app\ sent\ body\ bytes\ on\ a\ no-body\ response.*\n  # gunicorn, of HEAD
     | ^.*(Error\ handling\ request|Exception\ in\ ASGI\ application).*\n(.*\n)*?.*ZeroDivisionError:\ in\ the\ stream\n
