@@ -92,7 +92,13 @@ def pytest_sessionfinish() -> None:
 def _connections_of_tasks() -> Iterator[None]:
     """Close what asynchronous code of a module has left open: a session that was killed stays dead for the next one."""
     yield
-    asyncio.run(sync_to_async(connections.close_all)())
+    asyncio.run(sync_to_async(_close_connections)())
+
+
+def _close_connections() -> None:
+    connections.close_all()
+    left = [connection.alias for connection in connections.all(initialized_only=True) if connection.connection]
+    assert left == [], "a block of atomic() was never left"
 
 
 def _advisory_locks(raw: psycopg.Connection) -> list[Any]:

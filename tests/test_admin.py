@@ -41,7 +41,13 @@ def boss(periodic_admin: None) -> User:
 
 @pytest.fixture(autouse=True)
 def empty(periodic_admin: None) -> Iterator[None]:
+    """Begin and end without a row: other tests leave their periodic work."""
+    delete_all()
     yield
+    delete_all()
+
+
+def delete_all() -> None:
     for alias in ("default", "other"):
         PeriodicRun.objects.using(alias).all().delete()
     log_entries().all().delete()

@@ -360,7 +360,7 @@ class TestAsynchronous:
 
 
 class TestDecorator:
-    def test_nothing_is_sent_at_decoration(self, name: str) -> None:
+    def test_nothing_is_sent_at_decoration(self, name: str, other: OtherSession) -> None:
         with statements(0):
             lock = periodic_lock(name, min_interval=60)
             lock(lambda: None)
@@ -878,15 +878,13 @@ class TestTransactions:
     def test_inside_atomic_of_a_durable_kind(self, name: str, other: OtherSession) -> None:
         async def main() -> None:
             awork = periodic_lock(name, min_interval=60)(never)
-
-            def begin() -> Any:
-                return transaction.atomic().__enter__()
-
-            await sync_to_async(begin)()
+            outer = transaction.atomic()
+            await sync_to_async(outer.__enter__)()
             try:
                 with pytest.raises(RuntimeError, match="outside of atomic"):
                     await awork()
             finally:
+                await sync_to_async(outer.__exit__)(None, None, None)
                 await sync_to_async(connections.close_all)()
 
         run(main)
