@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from types import TracebackType
 
+    from .keys import LockKey
     from .options import Options
 
 
@@ -120,7 +121,11 @@ class ConfiguredLock:
         return self._read_key((returned,))
 
     def _handle(self, source: Any) -> LockHandle:
-        return LockHandle((keys.derive(source),), self._alias(), self._options)
+        return LockHandle((keys.derive(source),), self._alias(), self._options, kind=type(self))
+
+    def _known_keys(self) -> tuple[LockKey, ...]:
+        """Return the keys that this lock stands for whatever it is called with."""
+        return () if self._key_function is not None else self._handle(self._source).keys
 
     def _alias(self) -> str:
         return conf.get_database() if self._using is None else self._using

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from django.core.exceptions import ImproperlyConfigured
 
 if TYPE_CHECKING:
+    from .inspection import KeyLock
     from .keys import LockKey
 
 
@@ -29,6 +30,8 @@ class LockNotAcquired(AdvisoryLockError):
 
 class LockTimeout(LockNotAcquired, TimeoutError):
     """The lock is held by somebody else, and stayed so for as long as the caller would wait."""
+
+    holders: tuple[KeyLock, ...] = ()  # who was in the way, as far as that could be found out
 
 
 class LockDeadlock(LockNotAcquired):

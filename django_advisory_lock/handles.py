@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NoReturn
 from django.db import DatabaseError, connections
 from django.utils.asyncio import async_unsafe
 
-from . import conf, dedicated, hops, releasing, sessions, transactions
-from .exceptions import AdvisoryLockError, LockLost
-from .notices import logger, names, warn_caller
+from . import dedicated, hops, releasing, sessions, transactions
+from .exceptions import AdvisoryLockError, LockLost, LockTimeout
+from .notices import logger, names, tell_acquired, tell_busy, tell_lost, tell_released, warn_caller
 from .options import refuse_other_transactions
 from .owners import current_owner, task_owner
 from .single import Take
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from .taking import Attempt
 
 
-MOMENT = 0.01  # seconds; a shorter wait is never a slow one
-
-
 class LockHandle:
     """One attempt to take a lock, and the lock itself where it succeeded.
 
@@ -43,7 +40,9 @@ class LockHandle:
     """
 
     waited = 0.0
+    _since = 0.0  # the moment it was acquired, by the clock of this process
     _acquired = False
+    _loss_told = False
     _was_asked = False
     _outlasts_block = False
     _longest_pause = 0.25  # seconds between two tries of a task that waits
@@ -52,13 +51,19 @@ class LockHandle:
     _own_connection: BaseDatabaseWrapper | None = None
 
     def __init__(
-        self, keys: tuple[LockKey, ...], using: str, options: Options, attempt: Callable[..., Attempt] = Take
+        self,
+        keys: tuple[LockKey, ...],
+        using: str,
+        options: Options,
+        attempt: Callable[..., Attempt] = Take,
+        kind: type | None = None,
     ) -> None:
         self.key = keys[0]
         self.keys = keys
         self.using = using
         self._options = options
         self._attempt = attempt
+        self._kind = kind  # the class of the lock, which sends the signals; nobody hears of what has none
 
     def __repr__(self) -> str:
         is_over = self._hold is not None and not self._hold.noted
@@ -109,7 +114,10 @@ class LockHandle:
         """Raise `LockLost` unless the lock is held now. See `is_held()` for the cost."""
         if not self.is_held():
             was = "is no longer held" if self._acquired else "was never acquired"
-            raise LockLost(f"The lock {self.key.name!r} on {self.using!r} {was}.", key=self.key, using=self.using)
+            error = LockLost(f"The lock {self.key.name!r} on {self.using!r} {was}.", key=self.key, using=self.using)
+            if self.lost.is_set():
+                tell_lost(self, error)
+            raise error
 
     @async_unsafe
     def release(self) -> None:
@@ -172,7 +180,7 @@ class LockHandle:
         started = time.monotonic()
         try:
             self._send(owner)
-            self._log_outcome(started)
+            self._tell_outcome(started)
             return self
         except BaseException:
             self._give_up(owner)
@@ -184,8 +192,13 @@ class LockHandle:
     def _send(self, owner: Owner, task_began: float | None = None) -> None:
         """Send what takes the lock; for a task that waits, once."""
         connection = self._connection(for_task=task_began is not None)
-        with connection.cursor() as cursor:
-            self._attempt(self.keys, self._options, owner, self._keep, connection, cursor, task_began).run()
+        try:
+            with connection.cursor() as cursor:
+                self._attempt(self.keys, self._options, owner, self._keep, connection, cursor, task_began).run()
+        except LockTimeout as error:
+            self.waited = error.waited or 0.0
+            tell_busy(self, error)
+            raise
 
     def _connection(self, *, for_task: bool) -> BaseDatabaseWrapper:
         if not self._options.dedicated:
@@ -223,7 +236,7 @@ class LockHandle:
             self._send(owner, started)
             is_over = self._acquired or self._options.tries_only
             if is_over:
-                self._log_outcome(started)
+                self._tell_outcome(started)
                 self._close_own_connection()
                 if block is not None:
                     self._open_block(owner, *block)
@@ -239,12 +252,13 @@ class LockHandle:
         if lock is not None:
             owner.enter(lock, frame, self)
 
-    def _log_outcome(self, started: float) -> None:
-        self.waited = time.monotonic() - started
-        if not self._acquired:
-            logger.info("The lock %r on %r is busy.", self.key.name, self.using)
-        elif self.waited > MOMENT and self.waited >= conf.get_slow_wait():
-            logger.warning("Waited %.1f s for the lock %r on %r.", self.waited, self.key.name, self.using)
+    def _tell_outcome(self, started: float) -> None:
+        self._since = time.monotonic()
+        self.waited = self._since - started
+        if self._acquired:
+            tell_acquired(self)
+        else:
+            tell_busy(self)
 
     def _end_block(self, error: BaseException | None, owner: Owner) -> None:
         try:
@@ -332,10 +346,11 @@ class LockHandle:
         try:
             if hold.scope == "transaction":
                 releasing.end_transaction_block(hold)
-            else:
+            elif hold.noted:
                 releasing.release(hold, savepoint, raised=raised)
-        except LockLost:
-            self.lost.set()
+                tell_released(self)
+        except LockLost as error:
+            tell_lost(self, error)
             raise
         finally:
             if self._own_connection is not None:

@@ -1,28 +1,36 @@
 """Who holds a key and who waits for it, as the server tells it.
 
-The rows come from `pg_locks` and `pg_stat_activity`, of this database only:
+The rows come from `pg_locks` and `pg_stat_activity`, of one database only:
 https://www.postgresql.org/docs/current/view-pg-locks.html
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from . import sql
+from . import conf, known, sessions, sql
+from .keys import lock_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from datetime import datetime
 
-    from .keys import LockKey
+    from .keys import KeyLike, LockKey
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLock:
     """One row of `pg_locks`: a session that holds a key, or waits for it.
 
-    `key` is the one that was asked for. `pid` is None for a prepared transaction, `state` and `seconds_in_state` for a
-    session that this role may not look into.
+    `key` has a name where one is known, and `model` and `object_pk` where it stands for a row of a model; a name that
+    nobody here knows stays a number. `pid` is None for a prepared transaction, and `own` tells whether it is the
+    session that asked. `state`, `seconds_in_state`, `client` and `query_start` are None where this role may not look
+    into the session; what `pg_locks` itself tells, it tells everybody. PostgreSQL does not say since when a lock is
+    held.
+
+    `client` is the address of the client, None for a unix socket. `waiting_since` and `seconds_waiting` are of those
+    that wait, and `blocked_by` the pids in their way, 0 for a prepared transaction.
     """
 
     key: LockKey
@@ -33,6 +41,19 @@ class KeyLock:
     application_name: str
     state: str | None
     seconds_in_state: float | None
+    client: str | None = None
+    query_start: datetime | None = None
+    waiting_since: datetime | None = None
+    seconds_waiting: float | None = None
+    blocked_by: tuple[int, ...] = ()
+    is_named: bool = True
+    model: str | None = None
+    object_pk: int | None = None
+
+    @property
+    def mode(self) -> str:
+        """The mode as `pg_locks` has it: `ExclusiveLock` or `ShareLock`."""
+        return sql.MODES[self.shared]
 
     def blocks(self, *, shared: bool) -> bool:
         """Whether this one stands in the way of a lock: its holders, or an exclusive request queued ahead."""
@@ -53,15 +74,67 @@ class KeyLock:
         return text
 
 
+def held_locks(using: str | None = None, *, names: Iterable[KeyLike] = ()) -> list[KeyLock]:
+    """Return the advisory locks that are held in a database now, by whomever, with one query.
+
+    `using` is the alias of the database, by default `ADVISORY_LOCK_DATABASE`. `names` are keys, as `lock_key()` takes
+    them, that rows may stand for beside those that are known: models, installed commands, periodic work, and what
+    decorates or guards the code that this process has imported.
+
+    Raises `LockUnsupported` where the database is not PostgreSQL. See
+    https://www.postgresql.org/docs/current/view-pg-locks.html.
+    """
+    return [lock for lock in all_locks(using, names=names) if lock.granted]
+
+
+def waiting_locks(using: str | None = None, *, names: Iterable[KeyLike] = ()) -> list[KeyLock]:
+    """Return the advisory locks that are waited for in a database now, longest first. See `held_locks()`.
+
+    Who polls, as tasks and commands do, waits in the client: the server does not know of it.
+    """
+    return [lock for lock in all_locks(using, names=names) if not lock.granted]
+
+
+def holders_of(*key: KeyLike, using: str | None = None) -> list[KeyLock]:
+    """Return the sessions that hold a key now, several where it is shared. `key` is what `lock_key()` takes."""
+    return [lock for lock in locks_on([lock_key(*key)], using) if lock.granted]
+
+
+def all_locks(using: str | None = None, *, names: Iterable[KeyLike] = ()) -> list[KeyLock]:
+    """Return what `held_locks()` and `waiting_locks()` return, of one moment: holders first. One query."""
+    alias = conf.get_database() if using is None else using
+    with sessions.connection_for(alias).cursor() as cursor:
+        cursor.execute(sql.ALL_LOCKS)
+        rows = cursor.fetchall()
+    found = known.Names(alias, map(lock_key, names))
+    return [_lock(found.read(*row[:3]), row) for row in rows]
+
+
+def locks_on(keys: Sequence[LockKey], using: str | None = None) -> list[KeyLock]:
+    """Return who holds some keys and who waits for them, with all columns, holders first. One query."""
+    with sessions.connection_for(conf.get_database() if using is None else using).cursor() as cursor:
+        cursor.execute(sql.ALL_LOCKS_ON, sql.arrays(keys))
+        return _named(keys, cursor.fetchall())
+
+
 def read_key_locks(cursor: Any, keys: Sequence[LockKey]) -> list[KeyLock]:
     """Ask the server who holds some keys and who waits for them, holders first. One query."""
     cursor.execute(sql.KEY_LOCKS, sql.arrays(keys))
-    by_columns = {key.pg_locks: key for key in keys}
-    return [
-        KeyLock(by_columns[row[:3]], pid, bool(own), mode == sql.MODES[True], granted, name or "", state, seconds)
-        for row in cursor.fetchall()
-        for pid, own, mode, granted, name, state, seconds in (row[3:],)
-    ]
+    return _named(keys, cursor.fetchall())
+
+
+def _named(keys: Sequence[LockKey], rows: list[Any]) -> list[KeyLock]:
+    by_columns = {key.pg_locks: known.Meaning(key, True) for key in keys}
+    return [_lock(by_columns[row[:3]], row) for row in rows]
+
+
+def _lock(meaning: known.Meaning, row: Sequence[Any]) -> KeyLock:
+    values: dict[str, Any] = dict(zip(_COLUMNS, row[3:], strict=False))  # an error needs only the first of them
+    values["blocked_by"] = tuple(values.get("blocked_by", ()))
+    return KeyLock(**meaning._asdict(), **values)
+
+
+_COLUMNS = [field.name for field in fields(KeyLock)][1:]
 
 
 def describe_holders(locks: Iterable[KeyLock], *, shared: bool) -> str:

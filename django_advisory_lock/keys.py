@@ -31,6 +31,10 @@ _USUAL = frozenset({str, int})
 # What delimits the text that is hashed: namespace RS scope, part US part, scope US purpose, scope GS primary key.
 GS, RS, US = "\x1d", "\x1e", "\x1f"
 
+# The purposes that this process has met, and can read back: in most programs they are a few words.
+purposes: set[str] = set()
+MOST_PURPOSES = 100
+
 
 @dataclass(frozen=True, order=True, slots=True)
 class LockKey:
@@ -210,15 +214,34 @@ def derive(source: LockKey | KeySource, namespace: str | None = None) -> LockKey
 
 def _read_model(obj: Model | type[Model], pk: object, purpose: str) -> KeySource:
     label, pk_field, pk = _target(obj, pk)
-    purpose = _label(purpose, "purpose")
-    scope = label + US + purpose if purpose else label
-    name = f"{label}[{purpose}]" if purpose else label
+    scope, name = _scope(label, _label(purpose, "purpose"))
     if pk is NOT_PROVIDED:
         return KeySource(scope, name)
     row = _row(pk, pk_field, label)
     if isinstance(row, int) and 0 <= row < 2**31:
         return KeySource(scope, f"{name}:{row}", row)
     return KeySource(f"{scope}{GS}{row}", f"{name}:{row}".replace(US, ","))
+
+
+def _scope(label: str, purpose: str) -> tuple[str, str]:
+    """Return the text that all keys of a model begin with, and how they are called."""
+    if not purpose:
+        return label, label
+    remember_purpose(purpose)
+    return label + US + purpose, f"{label}[{purpose}]"
+
+
+def remember_purpose(purpose: object) -> None:
+    """Keep a purpose, so that keys with it can be read back."""
+    if isinstance(purpose, str) and purpose and len(purposes) < MOST_PURPOSES:
+        purposes.add(purpose)
+
+
+def scope_number(label: str, purpose: str, namespace: str) -> tuple[int, str]:
+    """Return the first of the two ints of the keys of all rows of a model, and how they are called without the row."""
+    scope, name = _scope(label, purpose)
+    key = KeySource(scope, name, 0).key(namespace)
+    return key.args[0], key.name
 
 
 def _unwrap(part: object) -> object:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from . import releasing
 from .exceptions import LockLost
-from .notices import logger, names
+from .notices import logger, names, tell_lost, tell_released
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,10 +32,13 @@ def take_over(handle: LockHandle) -> Callable[[], None] | None:
     handle._outlasts_block = True
 
     def end() -> None:
+        is_first = hold.noted
         try:
             _release(hold)
-        except LockLost:
-            handle.lost.set()  # which is logged
+            if is_first:
+                tell_released(handle)
+        except LockLost as error:
+            tell_lost(handle, error)
         except BaseException as error:
             # An interrupt may strike before the release has begun; after it this sends nothing.
             with contextlib.suppress(Exception):

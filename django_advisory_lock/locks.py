@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overlo
 
 from asgiref.sync import iscoroutinefunction
 
-from . import keys
+from . import keys, known
 from .configured import ConfiguredLock
 from .decorating import MISSING, check_decorated, finished
 from .handles import LockHandle
@@ -36,6 +36,7 @@ class AdvisoryLock(ConfiguredLock):
     def __call__(self, function: Callable[P, R] = MISSING, /) -> Callable[P, R]:
         """Decorate a function: each call waits for the lock, then runs."""
         check_decorated(function)
+        known.note(self)
 
         @functools.wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -65,7 +66,7 @@ class AdvisoryLockAll(AdvisoryLock):
 
     def _handle(self, source: Any) -> LockHandle:
         found = tuple(sorted({keys.derive(one) for one in source}))
-        return LockHandle(found, self._alias(), self._options, Take if len(found) == 1 else TakeAll)
+        return LockHandle(found, self._alias(), self._options, Take if len(found) == 1 else TakeAll, type(self))
 
 
 def _read_one_of(part: Any) -> Any:
@@ -93,6 +94,7 @@ class TryAdvisoryLock(ConfiguredLock, Generic[D]):
     def __call__(self, function: Callable[..., Any] = MISSING, /) -> Callable[..., Any]:
         """Decorate a function: each call runs if the lock is free, and returns the default if it is busy."""
         check_decorated(function)
+        known.note(self)
 
         @functools.wraps(function)
         def locked(*args: Any, **kwargs: Any) -> Any:

@@ -43,18 +43,22 @@ def timed_out(
     holders = describe_holders([lock for lock in locks if lock.key == key], shared=shared)
     among = "" if len(keys) == 1 else f" (one of {len(keys)})"
     facts["key"] = key
-    return LockTimeout(f"The lock {key.name!r} ({numbers}){among} on {facts['using']!r} {within}: {holders}.", **facts)
+    error = LockTimeout(f"The lock {key.name!r} ({numbers}){among} on {facts['using']!r} {within}: {holders}.", **facts)
+    error.holders = tuple(lock for lock in locks if lock.key == key and lock.blocks(shared=shared))
+    return error
 
 
 def no_slot(facts: Facts, limit: int, timeout: float, locks: Sequence[KeyLock]) -> LockTimeout:
     """Return the error for a semaphore whose slots were all taken."""
     within = f"was free within {timeout:g} s" if timeout else "is free"
     held = [f"this session ({lock})" if lock.own else str(lock) for lock in locks if lock.granted]
-    return LockTimeout(
+    error = LockTimeout(
         f"None of the {limit} slots of {facts['key'].name!r} on {facts['using']!r} {within}:"
         f" {'held by ' + '; '.join(held) if held else 'holder unknown'}.",
         **facts,
     )
+    error.holders = tuple(lock for lock in locks if lock.granted)
+    return error
 
 
 def endless_wait(facts: Facts, where: str) -> LockDeadlock:

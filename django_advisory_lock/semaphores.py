@@ -27,10 +27,10 @@ class SemaphoreHandle(LockHandle):
 
     _longest_pause = 0.05  # whoever waits at the gate holds up all behind it
 
-    def __init__(self, key: LockKey, using: str, options: Options, limit: int) -> None:
+    def __init__(self, key: LockKey, using: str, options: Options, limit: int, kind: type) -> None:
         gate = slot_key(key, "gate")
         self._gate = LockHandle((gate,), using, Options(False, "session", tries_only=True), partial(TakeGate, key))
-        super().__init__((key,), using, options, partial(TakeSlot, self._gate, slot_keys(key, limit)))
+        super().__init__((key,), using, options, partial(TakeSlot, self._gate, slot_keys(key, limit)), kind)
 
     @property
     def _keeps_something(self) -> bool:
@@ -48,8 +48,11 @@ class AdvisorySemaphore(AdvisoryLock):
         super().__init__(key, using, options)
         self._limit = _checked(limit)
 
+    def _known_keys(self) -> tuple[LockKey, ...]:
+        return _slots_and_gate(super()._known_keys(), self._limit)
+
     def _handle(self, source: Any) -> LockHandle:
-        return SemaphoreHandle(keys.derive(source), self._alias(), self._options, self._limit)
+        return SemaphoreHandle(keys.derive(source), self._alias(), self._options, self._limit, type(self))
 
 
 class TryAdvisorySemaphore(TryAdvisoryLock[D]):
@@ -59,8 +62,11 @@ class TryAdvisorySemaphore(TryAdvisoryLock[D]):
         super().__init__(key, using, options, default)
         self._limit = _checked(limit)
 
+    def _known_keys(self) -> tuple[LockKey, ...]:
+        return _slots_and_gate(super()._known_keys(), self._limit)
+
     def _handle(self, source: Any) -> LockHandle:
-        return SemaphoreHandle(keys.derive(source), self._alias(), self._options, self._limit)
+        return SemaphoreHandle(keys.derive(source), self._alias(), self._options, self._limit, type(self))
 
 
 def advisory_semaphore(
@@ -100,6 +106,10 @@ def try_advisory_semaphore(
 ) -> TryAdvisorySemaphore[Any]:
     """Return a semaphore to try for: used as `try_advisory_lock()` is. False also while somebody waits for a slot."""
     return TryAdvisorySemaphore(key, using, Options(False, scope, tries_only=True), default, limit)
+
+
+def _slots_and_gate(found: tuple[LockKey, ...], limit: int) -> tuple[LockKey, ...]:
+    return tuple(slot for key in found for slot in (slot_key(key, "gate"), *slot_keys(key, limit)))
 
 
 def _checked(limit: object) -> int:

@@ -231,17 +231,32 @@ COUNT_HELD_IN = f"""\
 {COUNT_HELD} AND NOT EXISTS (SELECT FROM pg_stat_get_activity(%s) a
  WHERE CAST(extract(epoch FROM a.xact_start) AS text) <> %s)"""
 
-# Who holds some keys and who waits for them. Roles that may not see another session's activity get NULLs from
-# PostgreSQL; the lock of a prepared transaction has no pid at all. Parameters: arrays.
-KEY_LOCKS = f"""\
-WITH asked AS MATERIALIZED (SELECT {_COLUMNS_OF_KEY} FROM unnest({_ASKED}) AS k(a, b, p))
-SELECT CAST(l.classid AS bigint), CAST(l.objid AS bigint), CAST(l.objsubid AS int), l.pid, l.pid = pg_backend_pid(),
- l.mode, l.granted, a.application_name, a.state,
- CAST(extract(epoch FROM clock_timestamp() - a.state_change) AS double precision)
+# Who holds keys and who waits for them, of all sessions of this database. Roles that may not see another session's
+# activity get NULLs from PostgreSQL; the lock of a prepared transaction has no pid at all.
+_LOCKS = f"""\
+SELECT CAST(l.classid AS bigint), CAST(l.objid AS bigint), CAST(l.objsubid AS int),
+ l.pid, coalesce(l.pid = pg_backend_pid(), false), l.mode = '{MODES[True]}', l.granted,
+ coalesce(a.application_name, ''), a.state,
+ CAST(extract(epoch FROM clock_timestamp() - a.state_change) AS double precision)"""
+_FROM_LOCKS = f"""\
 FROM pg_locks l LEFT JOIN pg_stat_get_activity(NULL) a ON a.pid = l.pid
-WHERE l.locktype = 'advisory' AND l.database = {_DATABASE}
- AND (CAST(l.classid AS bigint), CAST(l.objid AS bigint), CAST(l.objsubid AS int)) IN (SELECT * FROM asked)
-ORDER BY l.granted DESC, l.pid"""
+WHERE l.locktype = 'advisory' AND l.database = {_DATABASE}"""
+_IN_ASKED = "AND (CAST(l.classid AS bigint), CAST(l.objid AS bigint), CAST(l.objsubid AS int)) IN (SELECT * FROM asked)"
+_HOLDERS_FIRST = "ORDER BY l.granted DESC, l.waitstart, l.pid"
+_WITH_ASKED = f"WITH asked AS MATERIALIZED (SELECT {_COLUMNS_OF_KEY} FROM unnest({_ASKED}) AS k(a, b, p))"
+
+# Of some keys, for an error that names the holder. Parameters: arrays.
+KEY_LOCKS = f"{_WITH_ASKED}\n{_LOCKS}\n{_FROM_LOCKS} {_IN_ASKED}\n{_HOLDERS_FIRST}"
+
+# For people who look into a server. pg_blocking_pids() stops the whole lock manager for a moment, so it is called for
+# those alone that wait. Parameters of the second: arrays.
+_ALL_COLUMNS = f"""\
+{_LOCKS},
+ host(a.client_addr), a.query_start, l.waitstart,
+ CAST(extract(epoch FROM clock_timestamp() - l.waitstart) AS double precision),
+ CASE WHEN l.granted THEN '{{}}' ELSE pg_blocking_pids(l.pid) END"""
+ALL_LOCKS = f"{_ALL_COLUMNS}\n{_FROM_LOCKS}\n{_HOLDERS_FIRST}"
+ALL_LOCKS_ON = f"{_WITH_ASKED}\n{_ALL_COLUMNS}\n{_FROM_LOCKS} {_IN_ASKED}\n{_HOLDERS_FIRST}"
 
 # The modes in which the session that is asked holds each of some keys. Parameters: arrays. Rows: position, mode.
 OWN_MODES = f"""\

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+
 import pytest
 from django.db import connection, transaction
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
-from django_advisory_lock import LockKey, LockTimeout, advisory_lock, lock_key
-from django_advisory_lock.inspection import KeyLock, describe_holders, read_key_locks
-from tests.support import OtherSession, Thread, value
+from django_advisory_lock import LockKey, LockTimeout, LockUnsupported, advisory_lock, lock_key
+from django_advisory_lock.inspection import (
+    KeyLock,
+    all_locks,
+    describe_holders,
+    held_locks,
+    holders_of,
+    read_key_locks,
+    waiting_locks,
+)
+from tests.server import Watcher, new_server
+from tests.support import OtherSession, Thread, statements, value
 
 
 def read(key: LockKey) -> list[KeyLock]:
@@ -64,6 +78,103 @@ def test_what_a_role_may_not_see(name: str, other: OtherSession) -> None:
         assert (lock.pid, lock.state, lock.seconds_in_state) == (other.pid, None, None)
     finally:
         other.raw.execute(f'DROP ROLE "{name}"')
+
+
+class TestAll:
+    """What those who run it see: all locks of the database, with their names."""
+
+    def test_held_and_waiting(self, name: str, other: OtherSession) -> None:
+        key = lock_key(name)
+        other.take(key)
+        waiting = Thread(lambda: advisory_lock(name).acquire().release())
+        other.wait_for_waiters(key)
+        (holder,) = [lock for lock in held_locks(names=[name]) if lock.key == key]
+        (waiter,) = [lock for lock in waiting_locks(names=[name]) if lock.key == key]
+        assert (holder.key.name, holder.is_named, holder.mode) == (name, True, "ExclusiveLock")
+        assert (holder.pid, holder.application_name, holder.state) == (other.pid, "other-session", "idle")
+        assert (holder.waiting_since, holder.seconds_waiting, holder.blocked_by) == (None, None, ())
+        assert waiter.blocked_by == (other.pid,)
+        assert waiter.query_start is not None
+        assert waiter.waiting_since is not None
+        assert waiter.seconds_waiting is not None
+        assert waiter.seconds_waiting >= 0
+        assert not waiter.granted
+        (again,) = holders_of(name)
+        assert again == replace(holder, seconds_in_state=again.seconds_in_state)
+        other.drop(key)
+        waiting.result()
+
+    def test_one_query(self, name: str, other: OtherSession) -> None:
+        with CaptureQueriesContext(connection) as captured:
+            all_locks()
+        assert len([query for query in captured.captured_queries if "pg_locks" in query["sql"]]) == 1
+        with statements(1):
+            holders_of(name)
+
+    def test_of_this_database_alone(self, name: str, other: OtherSession) -> None:
+        elsewhere = OtherSession("other")
+        elsewhere.take(lock_key(name))
+        assert held_locks() == holders_of(name) == []
+        (lock,) = held_locks("other")
+        assert (lock.key.args, lock.pid) == (lock_key(name).args, elsewhere.pid)
+        assert [lock.key for lock in holders_of(name, using="other")] == [lock_key(name)]
+        elsewhere.close()
+
+    def test_a_queue(self, name: str, other: OtherSession) -> None:
+        """Who waits longest comes first, and blocks those behind."""
+        key = lock_key(name)
+        other.take(key, shared=True)
+        first = Thread(lambda: advisory_lock(name).acquire().release())
+        other.wait_for_waiters(key)
+        second = Thread(lambda: advisory_lock(name, shared=True).acquire().release())
+        other.wait_for_waiters(key, 2)
+        exclusive, shared = waiting_locks()
+        assert (exclusive.mode, shared.mode) == ("ExclusiveLock", "ShareLock")
+        assert (exclusive.blocked_by, shared.blocked_by) == ((other.pid,), (exclusive.pid,))
+        other.drop(key, shared=True)
+        first.result()
+        second.result()
+
+    def test_what_a_role_may_not_see(self, name: str, other: OtherSession) -> None:
+        other.raw.execute(f'CREATE ROLE "{name}"')
+        other.take(lock_key(name))
+        try:
+            with transaction.atomic():
+                value(f"SELECT set_config('role', '{name}', true)")
+                (lock,) = held_locks()
+            assert (lock.pid, lock.application_name) == (other.pid, "other-session")
+            assert (lock.state, lock.seconds_in_state, lock.client, lock.query_start) == (None, None, None, None)
+        finally:
+            other.raw.execute(f'DROP ROLE "{name}"')
+
+    def test_a_prepared_transaction(self, name: str) -> None:
+        """It has no pid, and blocks all the same: pg_blocking_pids() calls it 0."""
+        with new_server(max_prepared_transactions="2") as server, server.alias("two_phase"):
+            with contextlib.closing(Watcher(server)) as session:
+                session.raw.execute("BEGIN")
+                session.raw.execute("SELECT pg_advisory_xact_lock(%s)", lock_key(name).args)
+                session.raw.execute("PREPARE TRANSACTION 'one'")
+                waiting = Thread(lambda: advisory_lock(name, using="two_phase").acquire().release())
+                session.wait_for_waiters(lock_key(name))
+                (holder,), (waiter,) = held_locks("two_phase"), waiting_locks("two_phase")
+                assert (holder.pid, holder.own, str(holder)) == (None, False, "a prepared transaction")
+                assert waiter.blocked_by == (0,)
+                session.raw.execute("ROLLBACK PREPARED 'one'")
+                waiting.result()
+
+    def test_another_engine(self) -> None:
+        for ask in (held_locks, waiting_locks, all_locks):
+            with pytest.raises(LockUnsupported):
+                ask("sqlite")
+        with pytest.raises(LockUnsupported):
+            holders_of("x", using="sqlite")
+
+    def test_the_database_of_the_settings(self, name: str, other: OtherSession) -> None:
+        with override_settings(ADVISORY_LOCK_DATABASE="other"), advisory_lock(name):
+            assert [lock.key for lock in (*held_locks(names=[name]), *holders_of(name))] == [lock_key(name)] * 2
+        other.take(lock_key(name))
+        with override_settings(ADVISORY_LOCK_DATABASE="other"):
+            assert held_locks() == holders_of(name) == []
 
 
 KEY = LockKey((1,))

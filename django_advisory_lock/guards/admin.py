@@ -24,7 +24,7 @@ from .. import conf, sessions
 from ..decorating import MISSING, check_decorated, finished
 from ..exceptions import LockTimeout
 from ..inspection import describe_holders, read_key_locks
-from ..keys import model_key
+from ..keys import model_key, remember_purpose
 from ..locks import advisory_lock, try_advisory_lock
 from ..notices import logger
 from ..owners import current_owner
@@ -69,6 +69,7 @@ def locked_action(
         check_decorated(action)
         if iscoroutinefunction(action):
             raise TypeError("locked_action() decorates functions that the admin calls, not coroutine functions.")
+        remember_purpose(purpose)
         return _ActionGuard(lock).around(action) if key else _around_objects(action, purpose, using, shared)
 
     return decorate
@@ -153,6 +154,7 @@ class AdvisoryLockAdminMixin(ModelAdmin):  # type: ignore[type-arg]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        remember_purpose(cls.lock_purpose)
         for hook in ("change_view", "changeform_view", "delete_view", "get_form"):
             refuse_hidden_hook(cls, AdvisoryLockAdminMixin, hook, also_own=True)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
 
-from .. import hops
+from .. import hops, known
 from ..awaiting import take_in_task
 from ..decorating import finished
 from ..exceptions import LockTimeout
@@ -73,6 +73,7 @@ class Guard:
 
     def around(self, function: F) -> F:
         """Return the function with the lock around its calls."""
+        known.note(self.lock)
         return cast("F", self._around_coroutine(function) if self.is_asynchronous(function) else self._around(function))
 
     def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:

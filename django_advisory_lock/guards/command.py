@@ -7,8 +7,11 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction
+from django.core.management import get_commands
 from django.core.management.base import BaseCommand, CommandError
 
+from .. import known
+from ..keys import lock_key
 from ..notices import logger
 from ..options import seconds
 from .base import Guard, guard_lock, refuse_hidden_hook, refuse_wrong_interval
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..exceptions import LockTimeout
     from ..handles import LockHandle
-    from ..keys import KeyLike
+    from ..keys import KeyLike, LockKey
 
 # A session that waits in the server's queue keeps a snapshot open, and CREATE INDEX CONCURRENTLY in the one that holds
 # the lock would wait for that snapshot. So a command tries and sleeps, this many seconds.
@@ -58,6 +61,7 @@ class AdvisoryLockCommandMixin(BaseCommand):
         super().__init_subclass__(**kwargs)
         refuse_hidden_hook(cls, AdvisoryLockCommandMixin, "execute", also_own=True)
         refuse_wrong_interval(cls)
+        known.note(cls)
         if iscoroutinefunction(cls.handle):
             raise TypeError(
                 f"{cls.__qualname__}.handle() is a coroutine function; Django runs synchronous commands only."
@@ -66,6 +70,10 @@ class AdvisoryLockCommandMixin(BaseCommand):
     def get_lock_key(self, *args: Any, **options: Any) -> KeyLike:
         """Return the key of this run; `args` and `options` are those of `handle()`."""
         return ("command", type(self).__module__) if self.lock_key is None else self.lock_key
+
+    @classmethod
+    def _known_keys(cls) -> tuple[LockKey, ...]:
+        return known.fixed(("command", cls.__module__) if cls.lock_key is None else cls.lock_key)
 
     def get_lock_using(self, *args: Any, **options: Any) -> str | None:
         """Return the alias to lock on, by default `lock_using`; a command may take it from its options."""
@@ -171,6 +179,16 @@ class _CommandGuard(Guard):
         logger.info("%s was skipped, %s.", type(self.command).__module__, reason)
         if self.verbosity:
             self.command.stdout.write(f"Skipped, {reason}.")
+
+
+@known.source
+def _installed_commands(using: str) -> list[LockKey]:
+    """Return the default keys of all commands, without importing one."""
+    paths = [
+        f"{app}.management.commands.{name}" if isinstance(app, str) else type(app).__module__
+        for name, app in get_commands().items()
+    ]
+    return [lock_key("command", path) for path in paths]
 
 
 @contextlib.contextmanager

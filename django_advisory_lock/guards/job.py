@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction
 
+from .. import known
 from ..notices import logger
 from .base import Guard, guard_lock, refuse_hidden_hook, refuse_wrong_interval
 from .period import NO_PERIOD, NotedPeriod, Period, read_interval
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..exceptions import LockTimeout
-    from ..keys import KeyLike
+    from ..keys import KeyLike, LockKey
 
 
 class AdvisoryLockJobMixin:
@@ -48,6 +49,7 @@ class AdvisoryLockJobMixin:
         super().__init_subclass__(**kwargs)
         refuse_hidden_hook(cls, AdvisoryLockJobMixin, cls.lock_method)
         refuse_wrong_interval(cls)
+        known.note(cls)
         if not getattr(_find(cls.__mro__, cls.lock_method), "__isabstractmethod__", False):
             _lock_method(cls)
 
@@ -63,8 +65,15 @@ class AdvisoryLockJobMixin:
 
     def get_lock_key(self, /, *args: Any, **kwargs: Any) -> KeyLike:
         """Return the key of this run; the arguments are those of `run()`."""
-        cls = type(self)
-        return ("job", f"{cls.__module__}.{cls.__qualname__}") if self.lock_key is None else self.lock_key
+        return type(self)._default_key() if self.lock_key is None else self.lock_key
+
+    @classmethod
+    def _default_key(cls) -> tuple[str, str]:
+        return "job", f"{cls.__module__}.{cls.__qualname__}"
+
+    @classmethod
+    def _known_keys(cls) -> tuple[LockKey, ...]:
+        return known.fixed(cls._default_key() if cls.lock_key is None else cls.lock_key)
 
     def handle_lock_busy(self, error: LockTimeout, /, *args: Any, **kwargs: Any) -> Any:
         """Called instead of `run()` where the lock is busy, and returns what it would; awaited where `run()` is."""

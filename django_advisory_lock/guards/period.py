@@ -11,12 +11,13 @@ from weakref import WeakSet
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error, connections, transaction
+from django.db import Error, ProgrammingError, connections, transaction
 from django.db.transaction import TransactionManagementError
-from psycopg.errors import UndefinedTable
+from psycopg.errors import InsufficientPrivilege, UndefinedTable
 
-from .. import hops, sessions, transactions
+from .. import hops, known, sessions, transactions
 from ..exceptions import LockTimeout
+from ..keys import LockKey
 from ..notices import logger
 
 if TYPE_CHECKING:
@@ -222,6 +223,23 @@ def describe(error: BaseException) -> str:
         "".join(traceback.format_exception_only(type(error), error)).strip().replace("\0", "\N{REPLACEMENT CHARACTER}")
     )
     return text.encode(errors="replace").decode()[:LONGEST_ERROR]
+
+
+@known.source
+def _noted_runs(using: str) -> list[LockKey]:
+    """Return the keys of the periodic work that is in the table, where there is one."""
+    if not apps.is_installed("django_advisory_lock"):
+        return []
+    from ..models import PeriodicRun  # noqa: PLC0415 - not before the apps are loaded
+
+    try:
+        with transaction.atomic(using=using):
+            rows = list(PeriodicRun.objects.using(using).values_list("key", "name"))
+    except ProgrammingError as error:
+        if isinstance(error.__cause__, (UndefinedTable, InsufficientPrivilege)):
+            return []
+        raise
+    return [LockKey(tuple(map(int, key.split(","))), name) for key, name in rows]
 
 
 def short(length: float | timedelta) -> str:

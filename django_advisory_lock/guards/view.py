@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
 from django.views import View
 
+from .. import known
 from ..locks import advisory_lock
 from ..notices import warn_caller
 from .answers import busy_response, read_retry_after, read_status
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from ..exceptions import LockTimeout
     from ..handles import LockHandle
-    from ..keys import KeyLike
+    from ..keys import KeyLike, LockKey
     from ..locks import AdvisoryLock
     from ..options import Scope
 
@@ -90,6 +91,7 @@ class AdvisoryLockViewMixin(View):
         super().__init_subclass__(**kwargs)
         refuse_hidden_hook(cls, AdvisoryLockViewMixin, "dispatch", also_own=True)
         _check_attributes(cls)
+        known.note(cls)
 
     def get_lock_key(self) -> KeyLike:
         """Return the key for this request."""
@@ -98,6 +100,10 @@ class AdvisoryLockViewMixin(View):
                 f"{type(self).__qualname__} has no key for its lock: set lock_key, or override get_lock_key()."
             )
         return self.lock_key
+
+    @classmethod
+    def _known_keys(cls) -> tuple[LockKey, ...]:
+        return known.fixed(cls.lock_key)
 
     def handle_lock_busy(self, error: LockTimeout, request: HttpRequest, /, *args: Any, **kwargs: Any) -> Any:
         """Return the response to a request that finds the lock busy; for a coroutine function also an awaitable."""

@@ -1,0 +1,83 @@
+"""What the numbers of `pg_locks` mean, as far as this process knows: a name is hashed, and no hash can be read back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
+
+from django.apps import apps
+
+from . import keys
+from .conf import get_namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    Source = Callable[[str], Iterable[keys.LockKey]]
+
+# Weakly: what was decorated in a function that is gone is no longer asked.
+_noted: WeakSet[Any] = WeakSet()
+_sources: list[Source] = []
+
+
+def note(named: Any) -> None:
+    """Remember a lock that decorates a function, or a class of guards, so that its `_known_keys()` can be read back."""
+    _noted.add(named)
+
+
+def fixed(key: Any) -> tuple[keys.LockKey, ...]:
+    """Return the key that a class of guards names; none where only its instances know it, or where it is wrong."""
+    try:
+        return () if key is None or hasattr(type(key), "__get__") else (keys.lock_key(key),)
+    except (TypeError, ValueError):
+        return ()  # said when it is used
+
+
+def source(ask: Source) -> Source:
+    """Decorate a function of an alias that returns keys which exist whether or not the code that locks was imported."""
+    _sources.append(ask)
+    return ask
+
+
+class Meaning(NamedTuple):
+    """A key, with its name or else its numbers, and the row of a model that it stands for."""
+
+    key: keys.LockKey
+    is_named: bool
+    model: str | None = None
+    object_pk: int | None = None
+
+
+class Names:
+    """The names of keys, gathered once for many rows."""
+
+    def __init__(self, using: str, more: Iterable[keys.LockKey] = ()) -> None:
+        self._keys: dict[keys.LockKey, keys.LockKey] = {}
+        self._models: dict[int, tuple[str, str]] = {}
+        self._add_models()
+        for ask in _sources:
+            self._add(ask(using))
+        for named in list(_noted):
+            self._add(named._known_keys())
+        self._add(more)
+
+    def _add(self, found: Iterable[keys.LockKey]) -> None:
+        self._keys.update((key, key) for key in found)
+
+    def _add_models(self) -> None:
+        models = apps.get_models() if apps.models_ready else ()
+        for label in {model._meta.label_lower for model in models if not model._meta.proxy}:
+            for namespace in {"", get_namespace()}:
+                for purpose in ("", *keys.purposes):
+                    number, name = keys.scope_number(label, purpose, namespace)
+                    self._models[number] = (name, label)
+                    self._add([keys.model_key(apps.get_model(label), purpose=purpose, namespace=namespace)])
+
+    def read(self, classid: int, objid: int, objsubid: int) -> Meaning:
+        """Read back what a row of `pg_locks` shows."""
+        number = keys.LockKey.from_pg_locks(classid, objid, objsubid)
+        key = self._keys.get(number)
+        if key is not None or len(number.args) == 1 or number.args[0] not in self._models or number.args[1] < 0:
+            return Meaning(key or number, key is not None)
+        name, model = self._models[number.args[0]]
+        return Meaning(keys.LockKey(number.args, f"{name}:{number.args[1]}"), True, model, number.args[1])
