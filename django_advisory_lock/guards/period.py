@@ -133,13 +133,12 @@ class NotedPeriod(Period):
         return await hops.attempt(lambda: self.look(make_handle()))
 
     def require(self, handle: LockHandle) -> None:
-        if not handle.acquired:
-            is_known = self.run is not None and self.run.is_started and self._age is not None
-            ago = short(max(self._age or 0, 0))
-            # A run that was killed leaves such a row too, and the lock to somebody else.
-            who = f"last started by {self._who}, {ago} ago" if is_known else "holder unknown"
-            message = f"The lock {handle.key.name!r} on {self.using!r} was not acquired: running elsewhere, {who}."
-            raise LockTimeout(message, key=handle.key, using=self.using, waited=handle.waited)
+        is_known = self.run is not None and self.run.is_started and self._age is not None
+        ago = short(max(self._age or 0, 0))
+        # A run that was killed leaves such a row too, and the lock to somebody else.
+        who = f"last started by {self._who}, {ago} ago" if is_known else "holder unknown"
+        message = f"The lock {handle.key.name!r} on {self.using!r} was not acquired: running elsewhere, {who}."
+        raise LockTimeout(message, key=handle.key, using=self.using, waited=handle.waited)
 
     def start(self) -> bool:
         if self._is_inner():
