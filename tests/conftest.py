@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import uuid
@@ -28,6 +29,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # A shell lets its background jobs ignore Ctrl-C, and every process that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# In development mode asyncio logs what took long, on a busy machine anything.
+logging.getLogger("asyncio").setLevel(logging.ERROR)
 
 
 def pytest_report_header() -> str:
