@@ -23,6 +23,7 @@ from django.db import connection, connections
 from django.db.models import Model
 from django.test import Client, override_settings
 from django.urls import URLResolver, path
+from django.utils import translation
 
 from tests.settings import INSTALLED_APPS
 from tests.support import LIMIT
@@ -71,6 +72,7 @@ def installed() -> Iterator[None]:
             User.objects.all().delete()
             call_command("migrate", "admin", "zero", verbosity=0)
             connection.close()
+            translation.deactivate()  # the test client's requests share the context of the tests
 
 
 @contextlib.contextmanager

@@ -168,7 +168,7 @@ class TestSession:
         connections["pooled"].close()
 
     def test_settings(self, name: str, other: OtherSession) -> None:
-        with extra_alias("impatient", {"options": "-c idle_session_timeout=50"}) as alias:
+        with extra_alias("impatient", {"options": "-c idle_session_timeout=500"}) as alias:
             with advisory_lock(name, using=alias, dedicated=True) as lock:
                 assert ask(lock, "SELECT current_setting('idle_session_timeout')") == "0"
                 sources = "SELECT count(*) FROM pg_settings WHERE name = ANY(%s) AND source = 'session'"
@@ -176,7 +176,7 @@ class TestSession:
 
     def test_no_timeout_ends_it(self, name: str, other: OtherSession) -> None:
         """Case 31: the plain lock next to it is lost."""
-        with extra_alias("impatient", {"options": "-c idle_session_timeout=50"}) as alias:
+        with extra_alias("impatient", {"options": "-c idle_session_timeout=500"}) as alias:
             with advisory_lock(name, using=alias, dedicated=True) as lock:
                 with pytest.raises(LockLost), advisory_lock(name, "plain", using=alias):
                     other.wait_until_free(lock_key(name, "plain"))
