@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ def warnings_of(name: str, *databases: str) -> list[Any]:
 
 
 class TestSilentWork:
+    @pytest.fixture(autouse=True)
+    def no_runs(self, other: OtherSession) -> Iterator[None]:
+        yield
+        other.raw.execute("DELETE FROM django_advisory_lock_periodicrun")
+
     def test_registered_for_databases_that_are_named(self, name: str, other: OtherSession) -> None:
         registered: dict[Any, Any] = {check: check.tags for check in checks.registry.registry.get_checks()}
         assert registered[check_periodic_runs] == (checks.Tags.database,)

@@ -98,11 +98,17 @@ def server() -> Iterator[Server]:
 def watcher(server: Server, django_db_setup: None) -> Iterator[Watcher]:
     """A session that sees whether the doctor leaves locks or sessions behind."""
     watcher = Watcher(server)
+    wait_until_alone(watcher)
     yield watcher
     wait_until(lambda: watcher.advisory_locks() == [], "no lock is left")
+    wait_until_alone(watcher)
+    watcher.close()
+
+
+def wait_until_alone(watcher: Watcher) -> None:
+    """A session that was closed still counts for a moment."""
     others = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
     wait_until(lambda: watcher.one(others) == 0, "no session is left")
-    watcher.close()
 
 
 @pytest.fixture
@@ -370,9 +376,11 @@ class TestFewConnections:
         watcher.raw.execute(f"ALTER ROLE {role} CONNECTION LIMIT 1")
         with server.alias(ALIAS, USER=role) as alias:
             assert "too many connections" in finding("second_session", "warning").found
+            wait_until_alone(watcher)
             found = severities(diagnose(alias))
             assert (found["connection"], found["pooler"], found["connections"]) == ("ok", "ok", "warning")
             assert "exclusion" not in found
+            wait_until_alone(watcher)
             assert quick() == {"connections": "warning"}
             watcher.raw.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0")
             assert severities(diagnose(alias))["connection"] == "error"
@@ -381,6 +389,7 @@ class TestFewConnections:
         with server.alias(ALIAS, USER=role):
             assert of_server("connections", "ok").found == "15 of the 17 connections of the server are free."
             watcher.raw.execute(f"ALTER ROLE {role} CONNECTION LIMIT 4")
+            wait_until_alone(watcher)
             found = of_server("connections", "warning")
             assert found.found == "3 of the 4 connections of the role are free."
             assert "CONNECTION LIMIT of the role" in found.advice
@@ -388,6 +397,7 @@ class TestFewConnections:
             watcher.raw.execute(f"ALTER DATABASE {database} CONNECTION LIMIT 5")
             try:
                 watcher.raw.execute(f"ALTER ROLE {role} CONNECTION LIMIT 7")
+                wait_until_alone(watcher)
                 found = of_server("connections", "warning")
                 assert found.found == "3 of the 5 connections of the database are free."
             finally:
@@ -396,7 +406,7 @@ class TestFewConnections:
     def test_a_server_that_is_almost_full(self, examined: str, server: Server) -> None:
         """A superuser may take those that nobody else may."""
         with contextlib.ExitStack() as stack:
-            for _ in range(16):
+            for _ in range(15):
                 stack.enter_context(server.connect())
             found = of_server("connections", "warning")
             assert found.found == "0 of the 17 connections of the server are free."
@@ -547,18 +557,22 @@ class TestProject:
 
 
 class TestPeriodicWork:
+    @pytest.fixture(autouse=True)
+    def no_runs(self, other: OtherSession) -> Iterator[None]:
+        """Whatever other tests have left."""
+        other.raw.execute("DELETE FROM django_advisory_lock_periodicrun")
+        yield
+        other.raw.execute("DELETE FROM django_advisory_lock_periodicrun")
+
     def test_none(self, other: OtherSession) -> None:
         finding("periodic", "ok", "default")
 
     def test_silent(self, name: str, other: OtherSession) -> None:
         write(name, other, last_succeeded_at=ago(1000))
-        try:
-            assert finding("periodic", "warning", "default").found.endswith(f"intervals: '{name}'.")
-            for number in range(12):
-                write(f"{name}-{number}", other, last_succeeded_at=ago(1000))
-            assert finding("periodic", "warning", "default").found.endswith(" and 3 more.")
-        finally:
-            other.raw.execute("DELETE FROM django_advisory_lock_periodicrun")
+        assert finding("periodic", "warning", "default").found.endswith(f"intervals: '{name}'.")
+        for number in range(12):
+            write(f"{name}-{number}", other, last_succeeded_at=ago(1000))
+        assert finding("periodic", "warning", "default").found.endswith(" and 3 more.")
 
     def test_no_table(self, examined: str) -> None:
         assert "migrate" in finding("periodic", "note").advice
@@ -644,7 +658,8 @@ class TestPoolers:
                 begin = lambda session, statement: client.execute("BEGIN") if statement == "BEGIN" else None  # noqa: E731
                 at_each_statement(monkeypatch, begin)
                 found = finding("pooler", "warning", alias)
-        assert found.found == "This could not be found out: query_wait_timeout"
+        assert found.found.startswith("This could not be found out: ")
+        assert found.found.endswith("query_wait_timeout")
 
     def test_none_where_one_is_named(self, examined: str) -> None:
         with override_settings(ADVISORY_LOCK_SESSION_POOLER=[examined]):

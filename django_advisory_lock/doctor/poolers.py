@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from psycopg.errors import ProtocolViolation
+import psycopg
 
 from .findings import Finding
 
@@ -33,7 +33,7 @@ def find_mode(pair: tuple[Session, Session]) -> str | None:
         before = first.one(PID)
         try:
             second.rows("BEGIN")
-        except ProtocolViolation as error:
+        except psycopg.OperationalError as error:
             if "statement pooling" not in str(error):  # "transaction blocks not allowed in statement pooling mode"
                 raise
             return "statement"
