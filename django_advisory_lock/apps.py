@@ -4,7 +4,7 @@ from django.apps import AppConfig
 from django.core import checks
 from django.utils.translation import gettext_lazy as _
 
-from .checks import check_periodic_runs
+from .checks import check_database, check_periodic_runs, check_settings
 
 
 class DjangoAdvisoryLockConfig(AppConfig):
@@ -13,4 +13,6 @@ class DjangoAdvisoryLockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        checks.register(check_settings)
+        checks.register(check_database, checks.Tags.database)
         checks.register(check_periodic_runs, checks.Tags.database)

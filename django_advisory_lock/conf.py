@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import re
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 from django.utils.module_loading import import_string
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # What no text in a key may hold: the characters that delimit it, and lone surrogates, which have no UTF-8.
 UNUSABLE_TEXT = re.compile("[\x1d-\x1f\ud800-\udfff]")
@@ -41,12 +44,21 @@ def get_namespace() -> str:
     identifiers joined by dots (`shop.tenants.current`) is always read as a path, and must lead to a callable:
     whether a module can be imported must not decide what a key is, and a slip of the pen must not become a namespace.
     """
+    source = namespace_source()
+    return _usable(source()) if callable(source) else source
+
+
+def namespace_source() -> str | Callable[[], Any]:
+    """Return what makes namespaces: the text, or the callable, which may need a request or a tenant to answer."""
     source = _setting("ADVISORY_LOCK_NAMESPACE", "")
     if source == "":
         return ""
     if isinstance(source, str) and "." in source and all(part.isidentifier() for part in source.split(".")):
-        source = _import_callable(source)
-    namespace = source() if callable(source) else source
+        return _import_callable(source)
+    return source if callable(source) else _usable(source)
+
+
+def _usable(namespace: Any) -> str:
     if not isinstance(namespace, str):
         raise ImproperlyConfigured(f"ADVISORY_LOCK_NAMESPACE must be or return text, not {namespace!r}.")
     if UNUSABLE_TEXT.search(namespace):
@@ -82,7 +94,7 @@ def get_slow_wait() -> float:
     return float(seconds)
 
 
-def _import_callable(path: str) -> Any:
+def _import_callable(path: str) -> Callable[[], Any]:
     """Import what ADVISORY_LOCK_NAMESPACE points to."""
     try:
         target = import_string(path)
@@ -93,4 +105,4 @@ def _import_callable(path: str) -> Any:
         ) from error
     if not callable(target):
         raise ImproperlyConfigured(f"ADVISORY_LOCK_NAMESPACE: {path!r} must be a callable, not {target!r}.")
-    return target
+    return target  # type: ignore[no-any-return]
