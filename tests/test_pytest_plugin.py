@@ -12,7 +12,7 @@ import pytest
 from django.db import connections
 
 from django_advisory_lock import lock_key
-from tests.support import OtherSession, environment
+from tests.support import OtherSession, environment, run_nested
 
 pytest_plugins = ["pytester"]
 
@@ -295,11 +295,6 @@ def nested(pytester: pytest.Pytester, other: OtherSession) -> Iterator[pytest.Py
     yield pytester
     connections.close_all()
     gc.collect()
-
-
-def run_nested(pytester: pytest.Pytester) -> pytest.RunResult:
-    plugins = ("django", "xdist", "cacheprovider", "timeout", "hypothesispytest")
-    return pytester.runpytest_inprocess(*(word for name in plugins for word in ("-p", f"no:{name}")))
 
 
 def test_in_this_process(nested: pytest.Pytester, name: str, other: OtherSession) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.db import DatabaseError, OperationalError, close_old_connections, connection, connections, transaction
+from django.db import DatabaseError, OperationalError, close_old_connections, connections, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase, override_settings
 from django.utils.connection import ConnectionDoesNotExist
 
@@ -376,16 +376,14 @@ class TestInTestCases:
             asyncio.run(main())
         assert_lock_free(name)
 
-    @pytest.mark.parametrize("close", [connections.close_all, close_old_connections])
+    @pytest.mark.parametrize("close", [connections.close_all, close_old_connections], ids=["all", "old"])
     def test_a_task_runner_that_closes_connections(self, close: Callable[[], None], name: str) -> None:
         """Case 97: who holds a lock inside a TestCase is told of its loss; the helpers do not mind."""
 
         def test() -> None:
             with hold_lock(name, "elsewhere"):
                 with pytest.raises(LockLost), advisory_lock(name):
-                    connection.close_if_unusable_or_obsolete()
                     close()
-                    connection.close()
                 with pytest.raises(DatabaseError):
                     value("SELECT 1")
                 assert_lock_held(name, "elsewhere")
