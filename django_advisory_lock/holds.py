@@ -28,6 +28,12 @@ def _nobody() -> None:
 _handles: dict[int, ref[LockHandle]] = {}
 
 
+def open_handles() -> list[LockHandle]:
+    """Return the handles of the session locks that this process holds, or has lost unawares."""
+    found = (find() for find in list(_handles.values()))
+    return [handle for handle in found if handle is not None]
+
+
 class Hold:
     """What one owner took on one session at once: one lock, or several."""
 

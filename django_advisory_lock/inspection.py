@@ -102,12 +102,9 @@ def holders_of(*key: KeyLike, using: str | None = None) -> list[KeyLock]:
 
 def all_locks(using: str | None = None, *, names: Iterable[KeyLike] = ()) -> list[KeyLock]:
     """Return what `held_locks()` and `waiting_locks()` return, of one moment: holders first. One query."""
-    alias = conf.get_database() if using is None else using
+    alias, more = conf.get_database() if using is None else using, [lock_key(name) for name in names]
     with sessions.connection_for(alias).cursor() as cursor:
-        cursor.execute(sql.ALL_LOCKS)
-        rows = cursor.fetchall()
-    found = known.Names(alias, map(lock_key, names))
-    return [_lock(found.read(*row[:3]), row) for row in rows]
+        return read_all_locks(cursor, alias, more)
 
 
 def locks_on(keys: Sequence[LockKey], using: str | None = None) -> list[KeyLock]:
@@ -121,6 +118,16 @@ def read_key_locks(cursor: Any, keys: Sequence[LockKey]) -> list[KeyLock]:
     """Ask the server who holds some keys and who waits for them, holders first. One query."""
     cursor.execute(sql.KEY_LOCKS, sql.arrays(keys))
     return _named(keys, cursor.fetchall())
+
+
+def read_all_locks(cursor: Any, using: str | None, names: Iterable[LockKey] = ()) -> list[KeyLock]:
+    """Ask the server for all locks; with an alias of None, no table is asked for the names of their keys."""
+    cursor.execute(sql.ALL_LOCKS)
+    rows = cursor.fetchall()
+    if not rows:
+        return []
+    found = known.Names(using, names)
+    return [_lock(found.read(*row[:3]), row) for row in rows]
 
 
 def _named(keys: Sequence[LockKey], rows: list[Any]) -> list[KeyLock]:

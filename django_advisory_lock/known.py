@@ -13,7 +13,7 @@ from .conf import get_namespace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    Source = Callable[[str], Iterable[keys.LockKey]]
+    Source = Callable[[str | None], Iterable[keys.LockKey]]
 
 # Weakly: what was decorated in a function that is gone is no longer asked.
 _noted: WeakSet[Any] = WeakSet()
@@ -34,7 +34,10 @@ def fixed(key: Any) -> tuple[keys.LockKey, ...]:
 
 
 def source(ask: Source) -> Source:
-    """Decorate a function of an alias that returns keys which exist whether or not the code that locks was imported."""
+    """Decorate a function of an alias that returns keys which exist whether or not the code that locks was imported.
+
+    An alias of None asks for those that can be told without a query.
+    """
     _sources.append(ask)
     return ask
 
@@ -49,9 +52,9 @@ class Meaning(NamedTuple):
 
 
 class Names:
-    """The names of keys, gathered once for many rows."""
+    """The names of keys, gathered once for many rows: with an alias of None, without a query."""
 
-    def __init__(self, using: str, more: Iterable[keys.LockKey] = ()) -> None:
+    def __init__(self, using: str | None, more: Iterable[keys.LockKey] = ()) -> None:
         self._keys: dict[keys.LockKey, keys.LockKey] = {}
         self._models: dict[int, tuple[str, str]] = {}
         self._add_models()

@@ -100,6 +100,11 @@ class Session:
         """Return what is held here on a key."""
         return self.held.get(key.args, ())
 
+    def known_keys(self) -> set[LockKey]:
+        """Return what is held here, or may be."""
+        held = {key for holds in list(self.held.values()) for hold in holds for key in hold.keys}
+        return held | {key for key, *_ in list(self.doubts)}
+
     def refuses(self, keys: Sequence[LockKey], shared: bool, owner: Owner) -> bool:
         """Whether another owner on this session holds a key against this one, as another process would."""
         return bool(self.held) and any(
@@ -291,6 +296,12 @@ def attach(connection: BaseDatabaseWrapper) -> Session:
     raw: RawConnection = connection.connection
     session = _sessions.get(raw)
     return _sessions.setdefault(raw, Session(raw)) if session is None else session
+
+
+def open_sessions() -> list[Session]:
+    """Return the sessions of this process, in whatever thread, that are open and have ever held a lock."""
+    found = [(raw, _sessions.get(raw)) for raw in (find() for find in _sessions.keyrefs()) if raw is not None]
+    return [session for raw, session in found if session and session.process == os.getpid() and not raw.closed]
 
 
 def settle_abandoned(connection: BaseDatabaseWrapper) -> bool:

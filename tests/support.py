@@ -240,3 +240,9 @@ def output(process: subprocess.Popen[str]) -> str:
         process.kill()
     assert process.returncode == 0, errors
     return out
+
+
+def run_nested(pytester: pytest.Pytester) -> pytest.RunResult:
+    """Run the tests of a directory in this process, on the databases that it has, without pytest-django."""
+    plugins = ("django", "xdist", "cacheprovider", "timeout", "hypothesispytest")
+    return pytester.runpytest_inprocess(*(word for name in plugins for word in ("-p", f"no:{name}")))

@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
+import unittest
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import psycopg
@@ -35,10 +37,16 @@ from django.core.management import CommandError, call_command
 from django.core.management.base import BaseCommand
 from django.db import DatabaseError, IntegrityError, connection, connections, models, transaction
 from django.db.models.signals import class_prepared
+from django.dispatch import Signal
 from django.http import HttpResponse
 from django.test import TestCase, override_settings
 from django.test.utils import isolate_apps
 from django.utils import timezone
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.metrics import MetricWrapperBase
 from psycopg.types.range import TimestamptzRange
 
 import django_advisory_lock
@@ -47,9 +55,16 @@ from django_advisory_lock import (
     LockLost,
     advisory_lock,
     lock_key,
+    locks,
+    model_key,
+    semaphores,
+    signals,
+    testing,
     try_advisory_lock,
 )
+from django_advisory_lock.configured import ConfiguredLock
 from django_advisory_lock.guards.admin import AdvisoryLockAdminMixin
+from django_advisory_lock.keys import derive
 from django_advisory_lock.models import PeriodicRun
 from tests.support import (
     LIMIT,
@@ -59,6 +74,7 @@ from tests.support import (
     environment,
     extra_alias,
     parameters,
+    run_nested,
     spawn,
     value,
     wait_until,
@@ -66,10 +82,12 @@ from tests.support import (
 from tests.testapp.models import Account, Membership, Token
 
 pytestmark = pytest.mark.slow
+pytest_plugins = ["pytester"]
 
 PROJECT = Path(__file__).resolve().parent.parent
 PAGES = {path.relative_to(PROJECT).as_posix(): path for path in [PROJECT / "README.md", *PROJECT.glob("docs/*.md")]}
 CONTINUES = "<!-- continues -->"
+SIGNALS = {name: thing for name, thing in vars(signals).items() if isinstance(thing, Signal)}
 
 
 @dataclass(frozen=True)
@@ -156,23 +174,35 @@ def reader() -> Iterator[dict[str, Any]]:
     library = {name: getattr(django_advisory_lock, name) for name in django_advisory_lock.__all__}
     project = {"Account": Account, "BaseCommand": BaseCommand, "account": account, "name": "nightly-report"}
     modules = {"connection": connection, "models": models, "transaction": transaction, "zlib": zlib}
+    namespace: dict[str, Any] = {
+        "__name__": "tests.testapp.example",
+        "contextmanager": contextlib.contextmanager,
+        **library,
+        **project,
+        **modules,
+    }
     with isolate_apps("tests.testapp"):
         class_prepared.connect(make_table)
         try:
-            yield {
-                "__name__": "tests.testapp.example",
-                "contextmanager": contextlib.contextmanager,
-                **library,
-                **project,
-                **modules,
-            }
+            yield namespace
         finally:
             class_prepared.disconnect(make_table)
+            forget_metrics(namespace)
             for model in reversed(made):
                 with connection.schema_editor() as editor:
                     editor.delete_model(model)
             account.delete()
             PeriodicRun.objects.all().delete()
+
+
+def forget_metrics(namespace: dict[str, Any]) -> None:
+    """Disconnect the receivers of an example, and let its metrics be made once more."""
+    for thing in namespace.values():
+        if isinstance(thing, FunctionType):
+            for signal in SIGNALS.values():
+                signal.disconnect(thing)
+        elif isinstance(thing, MetricWrapperBase):
+            REGISTRY.unregister(thing)
 
 
 def run_section(page: str, heading: str, namespace: dict[str, Any]) -> dict[str, Any]:
@@ -301,7 +331,7 @@ class TestNames:
     def test_imports(self, page: str) -> None:
         text = PAGES[page].read_text(encoding="utf-8")
         for names in re.findall("^from django_advisory_lock import (.*)$", text, flags=re.MULTILINE):
-            assert set(re.split(r",\s*", names)) <= set(django_advisory_lock.__all__)
+            assert set(re.split(r",\s*", names)) - {"signals"} <= set(django_advisory_lock.__all__)
 
 
 def tables(page: str) -> Iterator[list[list[str]]]:
@@ -956,3 +986,260 @@ class TestPeriodic:
             assert out.getvalue().startswith("Skipped, too soon")
             page["Refresh"]().run()
             assert PeriodicRun.objects.filter(min_interval=timedelta(minutes=3)).count() == 2
+
+
+class TestTesting:
+    """What docs/testing.md says."""
+
+    PAGE = "docs/testing.md"
+
+    def run(self, namespace: dict[str, Any], count: int) -> list[str]:
+        """Run the test cases of an example, and return what failed."""
+        things = [thing for thing in namespace.values() if getattr(thing, "__module__", None) == namespace["__name__"]]
+        cases = [thing for thing in things if isinstance(thing, type) and issubclass(thing, unittest.TestCase)]
+        loader, result = unittest.defaultTestLoader, unittest.TestResult()
+        unittest.TestSuite(map(loader.loadTestsFromTestCase, cases)).run(result)
+        assert result.testsRun == count
+        return [text for _, text in (*result.errors, *result.failures)]
+
+    @pytest.mark.parametrize(
+        ("heading", "count"),
+        [
+            ("a-busy-lock", 2),
+            ("the-keys-of-guards", 1),
+            ("who-holds-what", 1),
+            ("waiting", 1),
+            ("losing-a-lock", 1),
+            ("asynchronous-tests", 1),
+        ],
+    )
+    def test_its_tests_succeed(self, heading: str, count: int, other: OtherSession) -> None:
+        with reader() as page:
+            assert self.run(run_section(self.PAGE, heading, page), count) == []
+
+    @pytest.mark.parametrize(
+        ("heading", "replaced", "by"),
+        [
+            ("a-busy-lock", "try_advisory_lock", lambda *key, default: lambda function: function),
+            ("the-keys-of-guards", "lock_view", lambda *key, methods: lambda function: function),
+            ("who-holds-what", "advisory_lock", lambda *key: contextlib.nullcontext()),
+            ("losing-a-lock", "advisory_lock", lambda *key: contextlib.nullcontext(threading.Event())),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_without_the_lock_they_fail(self, heading: str, replaced: str, by: Any, other: OtherSession) -> None:
+        """The negative control: an example that cannot fail is none."""
+        with reader() as page:
+            for block in BLOCKS:
+                if (block.page, block.heading, block.language) == (self.PAGE, heading, "python"):
+                    page[f"_{replaced}"] = by
+                    text = block.text.replace(f"@{replaced}(", f"@_{replaced}(")
+                    exec(text.replace(f"with {replaced}(", f"with _{replaced}("), page)
+            assert self.run(page, 2 if heading == "a-busy-lock" else 1)
+
+    def test_keys_of_guards(self) -> None:
+        account = Account(pk=7)
+
+        class Command(django_advisory_lock.AdvisoryLockCommandMixin, BaseCommand):
+            __module__ = "shop.management.commands.refresh_reports"
+
+        class SyncAccount(django_advisory_lock.AdvisoryLockJobMixin):
+            __module__, __qualname__ = "shop.jobs", "SyncAccount"
+
+            def run(self) -> None: ...
+
+        names = {"hold_lock": testing.hold_lock, "account": account, "model_key": model_key}
+        held = {guard: eval(call.replace("…", ""), names) for guard, call in cells(self.PAGE, "guard").items()}
+        keys = [derive(each._source) for each in held.values()]
+        assert keys == [
+            lock_key("a", 1),
+            lock_key(Command().get_lock_key()),
+            lock_key(SyncAccount().get_lock_key()),
+            lock_key("periodic", "refresh"),
+            model_key(account),
+            model_key(account, purpose="sync"),
+        ]
+
+    def test_assertions(self) -> None:
+        rows = [row for row, _ in table(self.PAGE, "assertion")]
+        named = {re.sub(r"\(.*", "", row) for row in rows}
+        assert named == {name for name in vars(testing) if name.startswith("assert_")}
+
+    def test_nothing_left_behind(self, name: str, other: OtherSession) -> None:
+        left = []
+        with reader() as page:
+            base = run_section(self.PAGE, "nothing-left-behind", page)["ShopTestCase"]
+
+            class Leaves(base):  # type: ignore[misc, valid-type]
+                __module__ = page["__name__"]
+
+                def test(self) -> None:
+                    left.append(advisory_lock(name).acquire())
+
+            class LeavesNothing(base):  # type: ignore[misc, valid-type]
+                __module__ = page["__name__"]
+
+                def test(self) -> None:
+                    with transaction.atomic(), advisory_lock(name):
+                        pass
+
+            page.update(Leaves=Leaves, LeavesNothing=LeavesNothing)
+            (failed,) = self.run(page, 2)
+        assert f"{name!r} ({lock_key(name).args[0]}) is held by pid " in failed
+        with pytest.raises(LockLost):
+            left[0].release()
+
+    def test_fixtures(self, pytester: pytest.Pytester, other: OtherSession) -> None:
+        tests, conftest = [
+            block.text
+            for block in BLOCKS
+            if (block.page, block.heading, block.language) == (self.PAGE, "pytest", "python")
+        ]
+        pytester.makepyfile(find_section(self.PAGE, "a-busy-lock") + tests)
+        run_nested(pytester).assert_outcomes(passed=4)
+        pytester.makeconftest(conftest)
+        pytester.makepyfile(
+            "from django_advisory_lock import advisory_lock\nlocks = []\n"
+            "def test_left(): locks.append(advisory_lock('left').acquire())\n"
+            "def test_later(): locks[0].release()"
+        )
+        run_nested(pytester).assert_outcomes(passed=2, errors=1)
+
+    def test_one_database_for_all_workers(self, monkeypatch: pytest.MonkeyPatch, other: OtherSession) -> None:
+        """Case 99."""
+        keys = set()
+        with reader() as page:
+            for worker in ("gw0", "gw1"):
+                monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
+                namespace = run_section(self.PAGE, "parallel-runs", page)["ADVISORY_LOCK_NAMESPACE"]
+                with override_settings(ADVISORY_LOCK_NAMESPACE=namespace), testing.hold_lock("one", "key") as held:
+                    keys.add(held.key)
+        assert len(keys) == 2
+
+
+def find_section(page: str, heading: str) -> str:
+    """Return the Python below one heading of a page."""
+    blocks = [block for block in BLOCKS if (block.page, block.heading, block.language) == (page, heading, "python")]
+    return "".join(block.text for block in blocks)
+
+
+class TestMonitoring:
+    """What docs/monitoring.md says."""
+
+    PAGE = "docs/monitoring.md"
+
+    def happen(self, name: str, other: OtherSession) -> None:
+        """Acquire and release one lock twice, find it busy once, and lose it once; and a thousand others."""
+        for _ in range(2):
+            with advisory_lock(name, 42):
+                pass
+        other.take(lock_key(name, 43))
+        assert not try_advisory_lock(name, 43).acquire()
+        with pytest.raises(LockLost), advisory_lock(name, 44):
+            connection.close()
+
+    def test_signals(self) -> None:
+        assert [row for row, _ in table(self.PAGE, "signal")] == list(SIGNALS)
+
+    def test_senders(self) -> None:
+        kinds = {word for row, _ in table(self.PAGE, "sender") for word in row.split(", ")}
+        made = vars(locks) | vars(semaphores)
+        assert kinds == {
+            name for name, kind in made.items() if isinstance(kind, type) and issubclass(kind, ConfiguredLock)
+        } - {"ConfiguredLock"}
+
+    def test_labels(self) -> None:
+        """Never a primary key, and never without end."""
+        with reader() as page:
+            labels = run_section(self.PAGE, "labels", page)["labels"]
+            expected = {
+                lock_key("account-sync", 42): "account-sync",
+                lock_key("account-sync", 42, namespace="tenant-7"): "account-sync",
+                model_key(Account, pk=42): "testapp.account",
+                model_key(Account, pk=42, purpose="sync"): "testapp.account[sync]",
+                lock_key("command", "shop.management.commands.refresh"): "command:shop.management.commands.refresh",
+                lock_key("command"): "command",
+                LockKey((4711,)): "number",
+                LockKey((-4711,)): "number",
+                LockKey.pair(1, 42): "number",
+            }
+            sender = django_advisory_lock.AdvisoryLock
+            assert {key: labels(sender, key)["name"] for key in expected} == expected
+            many = {labels(sender, lock_key(f"sync-{number}"))["name"] for number in range(1000)}
+            assert len(page["names"]) == page["MOST"] == 100
+            assert "other" in many
+            assert labels(sender, lock_key("account-sync", 43)) == {"kind": "AdvisoryLock", "name": "account-sync"}
+
+    def test_opentelemetry(self, name: str, other: OtherSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        exported = InMemoryMetricReader()
+        provider = MeterProvider(metric_readers=[exported])
+        monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
+        with reader() as page:
+            run_section(self.PAGE, "labels", page)
+            run_section(self.PAGE, "opentelemetry", page)
+            self.happen(name, other)
+            data = exported.get_metrics_data()
+        assert data is not None
+        found: dict[tuple[str, Any], Any] = {}
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics:
+            for point in metric.data.data_points:
+                attributes = dict(point.attributes or {})
+                assert attributes.pop("name") == name
+                found[metric.name, attributes.pop("kind")] = point
+                assert attributes == {}
+        numbers = {key: getattr(point, "value", None) or point.count for key, point in found.items()}
+        assert numbers == {
+            ("advisory_lock.acquired", "AdvisoryLock"): 3,
+            ("advisory_lock.busy", "TryAdvisoryLock"): 1,
+            ("advisory_lock.lost", "AdvisoryLock"): 1,
+            ("advisory_lock.waited", "AdvisoryLock"): 3,
+            ("advisory_lock.held", "AdvisoryLock"): 2,
+        }
+        assert 0 < found["advisory_lock.held", "AdvisoryLock"].sum < LIMIT
+        assert found["advisory_lock.held", "AdvisoryLock"].explicit_bounds == page["SECONDS"]
+        provider.shutdown()
+
+    def test_prometheus(self, name: str, other: OtherSession) -> None:
+        with reader() as page:
+            run_section(self.PAGE, "labels", page)
+            run_section(self.PAGE, "prometheus", page)
+            self.happen(name, other)
+            text = generate_latest().decode()
+        samples = dict(
+            re.findall(
+                rf'^advisory_lock_(\w+){{kind="(?:Try)?AdvisoryLock",name="{name}"}} (\S+)$', text, flags=re.MULTILINE
+            )
+        )
+        counted = ("acquired_total", "busy_total", "lost_total", "waited_seconds_count", "held_seconds_count")
+        assert {key: float(samples[key]) for key in counted} == dict(zip(counted, (3, 1, 1, 3, 2), strict=True))
+        assert 0 < float(samples["held_seconds_sum"]) < LIMIT
+
+    def test_the_log(self, name: str, other: OtherSession, tmp_path: Path) -> None:
+        """A busy lock is not in it, a long wait and a lost lock are."""
+        settings = find_section(self.PAGE, "the-log")
+        (tmp_path / "logged_settings.py").write_text(f"from tests.settings import *\n{settings}")
+        code = f"""if True:
+            from django.conf import settings
+            from django.db import connection
+            from django_advisory_lock import LockLost, LockTimeout, advisory_lock, try_advisory_lock
+            from django.test import override_settings
+            assert settings.ADVISORY_LOCK_SLOW_WAIT == 2
+            try_advisory_lock({name!r}).acquire()
+            with override_settings(ADVISORY_LOCK_SLOW_WAIT=0.01):
+                try:
+                    advisory_lock({name!r}, timeout=0.05).acquire()
+                except LockTimeout:
+                    pass
+            try:
+                with advisory_lock({name!r}, "lost"):
+                    connection.close()
+            except LockLost:
+                print("lost")
+        """
+        other.take(lock_key(name))
+        paths = f"{tmp_path}:{PROJECT}"
+        process = spawn(code, PYTHONPATH=paths, DJANGO_SETTINGS_MODULE="logged_settings")
+        out, errors = process.communicate(timeout=LIMIT)
+        assert (process.returncode, out) == (0, "lost\n"), errors
+        levels = re.findall(r"^\S+ \S+ (\w+) django_advisory_lock: ", errors, flags=re.MULTILINE)
+        assert levels == ["WARNING", "ERROR"]

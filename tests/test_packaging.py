@@ -163,9 +163,9 @@ def test_import_without_settings_and_without_models(tmp_path: Path) -> None:
         from django.conf import settings
         assert not settings.configured
         assert not any(apps.all_models.values()), apps.all_models
-        late = ("admin", "apps", "checks", "guards.admin", "models")
+        late = ("admin", "apps", "checks", "guards.admin", "models", "pytest_plugin", "testing")
         assert not [name for name in late if "django_advisory_lock." + name in sys.modules]
-        assert not [name for name in sys.modules if name.startswith("django.contrib.")]
+        assert not [name for name in sys.modules if name.startswith("django.contrib.") or name == "pytest"]
     """
     assert run(sys.executable, "-W", "error", "-c", code, cwd=tmp_path) == ""
 

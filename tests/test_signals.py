@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
 from django.dispatch import Signal
 from django.test import override_settings
@@ -31,7 +32,7 @@ from django_advisory_lock.lasting import take_over
 from django_advisory_lock.locks import AdvisoryLockAll
 from django_advisory_lock.semaphores import AdvisorySemaphore, TryAdvisorySemaphore
 from django_advisory_lock.slots import slot_key
-from tests.support import OtherSession, Thread, backend_pid, in_child, statements, wait_until
+from tests.support import LIMIT, OtherSession, Thread, backend_pid, in_child, statements, value, wait_until
 
 SIGNALS: dict[str, Signal] = {
     name: getattr(signals, f"lock_{name}") for name in ("acquired", "released", "busy", "lost")
@@ -332,6 +333,86 @@ class TestReceivers:
             signals.lock_acquired.disconnect(listen)
             signals.lock_released.disconnect(listen)
         assert held == [True, False]
+
+    @pytest.mark.parametrize("timeout", [0, 0.02])
+    def test_one_that_uses_the_transaction(self, timeout: float, name: str, other: OtherSession) -> None:
+        """A wait in vain has left it as it was by then."""
+        seen = []
+
+        def listen(**_: Any) -> None:
+            seen.append(value("SELECT 1"))
+
+        other.take(lock_key(name))
+        signals.lock_busy.connect(listen)
+        try:
+            with transaction.atomic(), pytest.raises(LockTimeout):
+                advisory_lock(name, timeout=timeout).acquire()
+        finally:
+            signals.lock_busy.disconnect(listen)
+        assert seen == [1]
+
+
+class TestAsynchronousReceivers:
+    """Django waits for them in the thread of the lock, on the loop that this thread works for."""
+
+    @pytest.fixture
+    def aheard(self) -> Iterator[list[tuple[str, bool]]]:
+        """What they were told, and whether they ran on the loop of a task."""
+        told: list[tuple[str, bool]] = []
+
+        def listener(name: str) -> Callable[..., Any]:
+            async def listen(**_: Any) -> None:
+                await asyncio.sleep(0)
+                told.append((name, asyncio.get_running_loop() is self.loop))
+
+            return listen
+
+        listeners = {name: listener(name) for name in SIGNALS}
+        for name, listen in listeners.items():
+            SIGNALS[name].connect(listen)
+        yield told
+        for name, listen in listeners.items():
+            assert SIGNALS[name].disconnect(listen)
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def test_of_synchronous_code(self, aheard: list[tuple[str, bool]], name: str, other: OtherSession) -> None:
+        with advisory_lock(name):
+            pass
+        other.take(lock_key(name))
+        assert not try_advisory_lock(name).acquire()
+        other.drop(lock_key(name))
+        with pytest.raises(LockLost), advisory_lock(name):
+            connection.close()
+        assert [told for told, _ in aheard] == ["acquired", "released", "busy", "acquired", "lost"]
+
+    @pytest.mark.parametrize("dedicated", [False, True])
+    def test_of_tasks(self, dedicated: bool, aheard: list[tuple[str, bool]], name: str, other: OtherSession) -> None:
+        async def work(begun: asyncio.Event) -> None:
+            async with advisory_lock(name, dedicated=dedicated):
+                begun.set()
+                await asyncio.sleep(LIMIT)
+
+        async def main() -> None:
+            self.loop = asyncio.get_running_loop()
+            async with advisory_lock(name, dedicated=dedicated):
+                pass
+            other.take(lock_key(name))
+            assert not await try_advisory_lock(name, dedicated=dedicated).aacquire()
+            with pytest.raises(LockTimeout):
+                await advisory_lock(name, timeout=0.02, dedicated=dedicated).aacquire()
+            other.drop(lock_key(name))
+            begun = asyncio.Event()
+            task = asyncio.create_task(work(begun))
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await sync_to_async(connections.close_all)()
+
+        asyncio.run(asyncio.wait_for(main(), LIMIT))
+        names = ["acquired", "released", "busy", "busy", "acquired", "released"]
+        assert aheard == [(name, True) for name in names]
 
 
 class TestLog:

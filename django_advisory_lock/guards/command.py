@@ -182,7 +182,7 @@ class _CommandGuard(Guard):
 
 
 @known.source
-def _installed_commands(using: str) -> list[LockKey]:
+def _installed_commands(using: str | None) -> list[LockKey]:
     """Return the default keys of all commands, without importing one."""
     paths = [
         f"{app}.management.commands.{name}" if isinstance(app, str) else type(app).__module__

@@ -225,9 +225,9 @@ def describe(error: BaseException) -> str:
 
 
 @known.source
-def _noted_runs(using: str) -> list[LockKey]:
+def _noted_runs(using: str | None) -> list[LockKey]:
     """Return the keys of the periodic work that is in the table, where there is one."""
-    if not apps.is_installed("django_advisory_lock"):
+    if using is None or not apps.is_installed("django_advisory_lock"):
         return []
     from ..models import PeriodicRun  # noqa: PLC0415 - not before the apps are loaded
 
