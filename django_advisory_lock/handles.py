@@ -106,7 +106,8 @@ class LockHandle:
         hold = self._hold
         if hold is None or releasing.is_held(hold):
             return hold is not None
-        if hold.noted and hold.scope == "session" and not releasing.is_inherited(hold):
+        is_meant = hold.is_ending or not hold.noted or releasing.is_inherited(hold)
+        if hold.scope == "session" and not is_meant:
             self.lost.set()
         return False
 

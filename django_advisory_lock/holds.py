@@ -60,6 +60,7 @@ class Hold:
         self.in_transaction = in_transaction
         self.start = session._transaction_start if scope == "transaction" else None
         self.noted = False
+        self.is_ending = False  # its release has begun: who asks from another thread may find it gone already
 
     def watch(self, handle: LockHandle, dropped: Callable[[Hold], None]) -> None:
         """Call back when the handle is collected as garbage while the lock is held; runs anywhere."""

@@ -32,6 +32,7 @@ def release(hold: Hold, savepoint: transactions.BodySavepoint | None = None, *, 
     with session.mutex:
         if not hold.noted:
             return  # released inside its block
+        hold.is_ending = True
         raw = session.raw()
         if raw is None or connection is None or not is_open(hold):
             session.disown(hold)

@@ -1037,8 +1037,10 @@ class TestWaiting:
 
         async def main() -> None:
             other.take(lock_key(name))
+            pid = await sync_to_async(backend_pid)()
             waiter = asyncio.create_task(take(advisory_lock(name, timeout=1, poll_interval=60)))
-            await asyncio.sleep(0.1)
+            tried = "SELECT state = 'idle' AND query LIKE '%%try_advisory%%' FROM pg_stat_activity WHERE pid = %s"
+            await asyncio.to_thread(wait_until, lambda: other.one(tried, [pid]), "the first try")
             other.drop(lock_key(name))
             assert 0.9 < (await waiter).waited < LIMIT
 

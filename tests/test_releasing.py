@@ -20,7 +20,7 @@ from django.db import (
 from django.db.transaction import TransactionManagementError
 
 from django_advisory_lock import LockHandle, LockLost, advisory_lock, lock_key, try_advisory_lock
-from tests.support import OtherSession, backend_pid, statements, value
+from tests.support import OtherSession, Thread, backend_pid, statements, value
 from tests.testapp.models import Account, Country
 
 Break = Callable[[OtherSession], None]
@@ -624,4 +624,20 @@ def test_a_lock_that_was_never_acquired_is_not_held(name: str, other: OtherSessi
         assert not lock.is_held()
         with pytest.raises(LockLost, match="never acquired"):
             lock.check()
+    assert not lock.lost.is_set()
+
+
+def test_who_asks_in_the_middle_of_a_release_sees_no_loss(name: str, other: OtherSession) -> None:
+    """From another thread: the server has freed the lock, and its owner has not noted that yet."""
+    asked = []
+
+    def ask(execute: Callable[..., Any], *arguments: Any) -> Any:
+        result = execute(*arguments)
+        asked.append(Thread(lock.is_held).result())
+        return result
+
+    lock = advisory_lock(name).acquire()
+    with connection.execute_wrapper(ask):
+        lock.release()
+    assert asked == [False]
     assert not lock.lost.is_set()
