@@ -176,6 +176,7 @@ class TestPage:
             ("the-victim", ["One"]),
             (str(other.pid), ["two"]),
             (number, ["two"]),
+            ("none", []),
             ("nobody", []),
         ):
             assert keys(client(boss).get(LIST, {"q": query})) == [f"{name}-{end}" for end in found], query

@@ -100,9 +100,6 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return request.user.has_perm(f"{self.opts.app_label}.view_{self.opts.model_name}")
-
     def has_end_session_permission(self, request: HttpRequest) -> bool:
         """Whether a user may end sessions: those that may see them, and have that permission too."""
         return self.has_view_permission(request) and request.user.has_perm(f"{self.opts.app_label}.end_session")

@@ -91,7 +91,7 @@ class Group:
         """Whether what is shown of the key, or of any of its sessions, contains a text in whatever case."""
         shown = [self.name, self.numbers]
         for row in self.rows:
-            shown += [str(row.lock.pid), row.application, row.client]
+            shown += [row.session, row.client]
         return any(text.casefold() in one.casefold() for one in shown)
 
 
