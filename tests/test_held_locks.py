@@ -26,7 +26,7 @@ from django_advisory_lock.inspection import holders_of
 from django_advisory_lock.models import HeldLock, PeriodicRun
 from tests.admin_site import client, installed, log_entries, serving_urls, text_of, texts, user
 from tests.server import Watcher, new_server
-from tests.support import OtherSession, Thread, extra_alias, wait_until
+from tests.support import OtherSession, Thread, extra_alias, value, wait_until
 from tests.test_ending import lives, start
 from tests.testapp.models import Account, Country, Profile
 
@@ -395,6 +395,7 @@ class TestDatabases:
         monkeypatch.setattr(sql, "ALL_LOCKS", "SELECT 1 / 0")
         with transaction.atomic():
             response = client(user("reader", VIEW)).get(LIST)
+            assert value("SELECT 1") == 1
         assert "The locks of the database cannot be read: division by zero" in text_of(response)
 
 
@@ -650,6 +651,7 @@ class TestRoles:
         assert "With pg_read_all_stats it may" not in text_of(page)
         with transaction.atomic(using="weak"):  # which goes on
             response = client(boss).post(end_url(victim, role, query="?database=weak"), follow=True)
+            assert value("SELECT 1", alias="weak") == 1
         (said,) = texts(response)
         assert said.startswith(f"Session {victim.pid} (other-session) was not ended: permission denied")
         assert lives(victim)
