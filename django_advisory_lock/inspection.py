@@ -25,12 +25,13 @@ class KeyLock:
 
     `key` has a name where one is known, and `model` and `object_pk` where it stands for a row of a model; a name that
     nobody here knows stays a number. `pid` is None for a prepared transaction, and `own` tells whether it is the
-    session that asked. `state`, `seconds_in_state`, `client` and `query_start` are None where this role may not look
-    into the session; what `pg_locks` itself tells, it tells everybody. PostgreSQL does not say since when a lock is
-    held.
+    session that asked. `state`, `seconds_in_state`, `client`, `query_start` and `backend_start` are None where this
+    role may not look into the session; what `pg_locks` itself tells, it tells everybody. PostgreSQL does not say since
+    when a lock is held.
 
     `client` is the address of the client, None for a unix socket. `waiting_since` and `seconds_waiting` are of those
-    that wait, and `blocked_by` the pids in their way, 0 for a prepared transaction.
+    that wait, and `blocked_by` the pids in their way, 0 for a prepared transaction. `backend_start`, when the session
+    began, tells it from others that had its pid.
     """
 
     key: LockKey
@@ -49,6 +50,7 @@ class KeyLock:
     is_named: bool = True
     model: str | None = None
     object_pk: int | None = None
+    backend_start: datetime | None = None
 
     @property
     def mode(self) -> str:
@@ -141,7 +143,7 @@ def _lock(meaning: known.Meaning, row: Sequence[Any]) -> KeyLock:
     return KeyLock(**meaning._asdict(), **values)
 
 
-_COLUMNS = [field.name for field in fields(KeyLock)][1:]
+_COLUMNS = [field.name for field in fields(KeyLock) if field.name not in known.Meaning._fields]
 
 
 def describe_holders(locks: Iterable[KeyLock], *, shared: bool) -> str:

@@ -147,7 +147,7 @@ def crc32_key(text: str) -> LockKey:
     if not isinstance(text, str):
         raise TypeError(f"crc32_key() takes text, not {_name(text)}.")
     plain = _text(text)
-    return LockKey((zlib.crc32(plain.encode()),), _visible(plain))
+    return LockKey((zlib.crc32(plain.encode()),), visible(plain))
 
 
 class KeySource:
@@ -170,7 +170,7 @@ class KeySource:
                 text, name = f"{namespace}{RS}{text}", f"{namespace}/{name}"
             size = 8 if self.row is None else 4
             number = int.from_bytes(sha256(text.encode()).digest()[:size], "big", signed=True)
-            key = LockKey((number,) if self.row is None else (number, self.row), _visible(name))
+            key = LockKey((number,) if self.row is None else (number, self.row), visible(name))
             self._last = (namespace, key)
         return key
 
@@ -288,7 +288,7 @@ def _name(value: object) -> str:
     return str(getattr(value, "__name__", type(value).__name__))
 
 
-def _visible(name: str) -> str:
+def visible(name: str) -> str:
     """Escape what a terminal or a log would not show as it is."""
     if name.isprintable():
         return name

@@ -1,4 +1,7 @@
-"""The one table of this app: when periodic work was last started, and how that went. No row is ever a lock."""
+"""The one table of this app: when periodic work was last started, and how that went. No row is ever a lock.
+
+`HeldLock` has no table: it gives the admin's page of locks a place, permissions, and entries in the admin's log.
+"""
 
 from __future__ import annotations
 
@@ -121,6 +124,34 @@ class PeriodicRun(models.Model):
             return None
         length = _in_utc(self.last_finished_at) - _in_utc(self.last_started_at)
         return length if length >= timedelta(0) else None
+
+
+class NothingManager(models.Manager["HeldLock"]):
+    """Finds nothing, and asks no table, which is not there: `dumpdata` asks every model."""
+
+    def get_queryset(self) -> models.QuerySet[HeldLock]:
+        nothing: models.QuerySet[HeldLock] = super().get_queryset().none()
+        return nothing
+
+
+class HeldLock(models.Model):
+    """A database session with advisory locks, as the admin's log names it. What is held is in `inspection`."""
+
+    pid = models.IntegerField(_("process"), primary_key=True)
+    session = models.TextField(_("session"), blank=True)
+
+    objects = NothingManager()
+
+    class Meta:
+        managed = False
+        base_manager_name = "objects"
+        default_permissions = ("view",)
+        permissions = (("end_session", "Can end a session that holds or waits for an advisory lock"),)
+        verbose_name = _("advisory lock")
+        verbose_name_plural = _("advisory locks")
+
+    def __str__(self) -> str:
+        return self.session
 
 
 def _in_utc(moment: datetime) -> datetime:

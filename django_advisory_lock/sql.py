@@ -254,9 +254,20 @@ _ALL_COLUMNS = f"""\
 {_LOCKS},
  host(a.client_addr), a.query_start, l.waitstart,
  CAST(extract(epoch FROM clock_timestamp() - l.waitstart) AS double precision),
- CASE WHEN l.granted THEN '{{}}' ELSE pg_blocking_pids(l.pid) END"""
+ CASE WHEN l.granted THEN '{{}}' ELSE pg_blocking_pids(l.pid) END, a.backend_start"""
 ALL_LOCKS = f"{_ALL_COLUMNS}\n{_FROM_LOCKS}\n{_HOLDERS_FIRST}"
 ALL_LOCKS_ON = f"{_WITH_ASKED}\n{_ALL_COLUMNS}\n{_FROM_LOCKS} {_IN_ASKED}\n{_HOLDERS_FIRST}"
+
+# A session is its pid and, as pids come again, its start: in microseconds, which are the same in every time zone.
+_START = "CAST(extract(epoch FROM a.backend_start) * 1000000 AS bigint)"
+OWN_SESSION = f"SELECT a.pid, {_START} FROM pg_stat_get_activity(pg_backend_pid()) a"
+
+# End a session that has an advisory lock in this database, or waits for one, but not the one that is asked. Row:
+# whether it ended in time; none: there is no such session. Parameters: milliseconds, pid, start.
+END_SESSION = f"""\
+SELECT pg_terminate_backend(a.pid, CAST(%s AS bigint)) FROM pg_stat_get_activity(CAST(%s AS int)) a
+WHERE {_START} = %s AND a.pid <> pg_backend_pid() AND EXISTS (
+ SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.pid = a.pid AND l.database = {_DATABASE})"""
 
 # The modes in which the session that is asked holds each of some keys. Parameters: arrays. Rows: position, mode.
 OWN_MODES = f"""\

@@ -178,12 +178,12 @@ class TestList:
         ids=str,
     )
     def test_lengths_of_time(self, length: timedelta, words: str) -> None:
-        from django_advisory_lock.admin import in_words
+        from django_advisory_lock.admin.words import in_words
 
         assert in_words(length).replace("\xa0", " ") == words
 
     def test_in_another_language(self) -> None:
-        from django_advisory_lock.admin import in_words
+        from django_advisory_lock.admin.words import in_words
 
         with translation.override("de"):
             assert in_words(timedelta(hours=2, minutes=1)).replace("\xa0", " ") == "2 Stunden, 1 Minute"

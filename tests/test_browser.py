@@ -9,22 +9,24 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+import psycopg
 import pytest
 
-from tests.support import LIMIT, tool
+from tests.support import LIMIT, Thread, tool
 from tests.test_shop import ADVISORY, SECONDS, Shop, new_shop, until
 from tests.webserver import gunicorn, required
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Request, Response
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Request, Response, Route
 
 pytestmark = pytest.mark.slow
 
 ACCOUNTS = "/admin/shop/account/"
 CHANGE = "/admin/shop/account/1/change/"
 PERIODIC = "/admin/django_advisory_lock/periodicrun/"
+LOCKS = "/admin/django_advisory_lock/heldlock/"
 MONTH = "/reports/2026-09/"
 SEED = ("seed", "--accounts=5", "--orders=300")
 SKIPPED = re.compile(r"Account 1 \(held by .*\) was skipped, because somebody else is working on it right now\.")
@@ -309,6 +311,271 @@ class TestPeriodicRuns:
             assert messages(page) == [f"The next run of “{name}” may start now, whenever it comes."]
         assert site.shop.run("prune_runs").startswith("Deleted")
         assert site.runs() == ["all", "all"]
+
+
+# Of every text below an element the contrast to what is behind it, and the text.
+CONTRASTS = """element => {
+    const read = color => (color.match(/[\\d.]+/g) || []).map(Number);
+    const channel = value => (value /= 255) <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+    const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+    const behind = node => {
+        const color = read(getComputedStyle(node).backgroundColor);
+        return color[3] === 0 && node.parentElement ? behind(node.parentElement) : color;
+    };
+    const found = [];
+    for (const node of element.querySelectorAll('*')) {
+        const own = [...node.childNodes].filter(child => child.nodeType === Node.TEXT_NODE);
+        const text = own.map(child => child.data).join('').trim();
+        if (text && node.checkVisibility()) {
+            const [a, b] = [light(read(getComputedStyle(node).color)), light(behind(node))];
+            found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), text]);
+        }
+    }
+    return found;
+}"""
+
+
+class Sessions:
+    """Sessions on the shop's database, which take locks and wait for them."""
+
+    def __init__(self, shop: Shop) -> None:
+        self.shop = shop
+        self.opened: list[psycopg.Connection] = []
+        self.threads: list[Thread[None]] = []
+
+    def open(self, name: str) -> psycopg.Connection:
+        raw = psycopg.connect(self.shop.url, autocommit=True, application_name=name)
+        self.opened.append(raw)
+        return raw
+
+    def hold(self, name: str, number: int) -> psycopg.Connection:
+        raw = self.open(name)
+        raw.execute("SELECT pg_advisory_lock(%s)", [number])
+        return raw
+
+    def wait(self, name: str, number: int) -> psycopg.Connection:
+        raw = self.open(name)
+        self.threads.append(Thread(lambda: self._wait(raw, number)))
+        until(
+            lambda: self.shop.ask("SELECT granted FROM pg_locks WHERE pid = %s AND NOT granted", raw.info.backend_pid)
+        )
+        return raw
+
+    def _wait(self, raw: psycopg.Connection, number: int) -> None:
+        with contextlib.suppress(psycopg.OperationalError):
+            raw.execute("SELECT pg_advisory_lock(%s)", [number])
+
+    def close(self) -> None:
+        pids = [raw.info.backend_pid for raw in self.opened if not raw.closed]
+        self.shop.ask("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid", pids)
+        for thread in self.threads:
+            thread.result()
+        for raw in self.opened:
+            raw.close()
+
+
+class TestHeldLocks:
+    @pytest.fixture
+    def sessions(self, site: Site) -> Iterator[Sessions]:
+        sessions = Sessions(site.shop)
+        yield sessions
+        sessions.close()
+
+    def open(self, context: BrowserContext) -> Page:
+        """Open the page, whose clock goes on by hand."""
+        page = context.new_page()
+        page.clock.install()
+        page.goto(LOCKS)
+        page.get_by_role("button", name="Pause").wait_for()
+        return page
+
+    def refresh(self, page: Page) -> None:
+        with page.expect_response(lambda response: "table=1" in response.url):
+            page.clock.run_for(5000)
+
+    def row(self, page: Page, name: str) -> Locator:
+        return page.locator("#held-locks tr[id]", has_text=name)
+
+    def test_it_refreshes_itself(self, site: Site, sessions: Sessions) -> None:
+        """The focus stays on the very element, whatever comes and goes around it, and so does the place of the page."""
+        with site.person() as person:
+            sessions.hold("middle", 5)
+            page = self.open(person.context)
+            end = self.row(page, "middle").get_by_role("link", name="End this session")
+            end.focus()
+            page.evaluate("document.activeElement.mark = 'the same'")
+            first = sessions.hold("above", 3)
+            self.refresh(page)
+            self.row(page, "above").wait_for()
+            sessions.wait("below", 5)
+            self.refresh(page)
+            self.row(page, "below").wait_for()
+            assert self.row(page, "below").get_attribute("class") == "waiting"
+            first.close()
+            until(lambda: site.shop.ask(ADVISORY) != [] and len(site.shop.ask(ADVISORY)) == 2)
+            self.refresh(page)
+            self.row(page, "above").wait_for(state="detached")
+            assert page.evaluate("document.activeElement.mark") == "the same"
+            assert end.evaluate("element => element === document.activeElement")
+            assert page.locator("#held-locks-status").inner_text() == "Refreshes itself every 5 seconds."
+
+    def test_what_had_the_focus_is_gone(self, site: Site, sessions: Sessions) -> None:
+        with site.person() as person:
+            raw = sessions.hold("one", 5)
+            page = self.open(person.context)
+            self.row(page, "one").get_by_role("link").focus()
+            raw.close()
+            until(lambda: site.shop.ask(ADVISORY) == [])
+            self.refresh(page)
+            page.get_by_text("No advisory lock is held or waited for.").wait_for()
+            assert page.evaluate("document.activeElement.id") == "held-locks"
+
+    def test_pause(self, site: Site, sessions: Sessions) -> None:
+        with site.person() as person:
+            page = self.open(person.context)
+            asked: list[str] = []
+            page.on("request", lambda request: asked.append(request.url))
+            pause = page.locator("#held-locks-pause")
+            tab_to(page, pause)
+            page.keyboard.press("Enter")
+            assert page.locator("#held-locks-status").inner_text() == "Paused."
+            page.clock.run_for(60_000)
+            assert asked == []
+            assert pause.inner_text() == "Go on"
+            page.keyboard.press("Space")
+            self.refresh(page)
+            assert pause.inner_text() == "Pause"
+
+    def test_while_nobody_looks(self, site: Site, sessions: Sessions) -> None:
+        """A tab in the background asks for nothing, and at once when it is looked at again."""
+        hide = "hidden => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});"
+        hide += " document.dispatchEvent(new Event('visibilitychange')); }"
+        with site.person() as person:
+            page = self.open(person.context)
+            page.evaluate(hide, True)
+            asked: list[str] = []
+            page.on("request", lambda request: asked.append(request.url))
+            page.clock.run_for(60_000)
+            assert asked == []
+            sessions.hold("one", 5)
+            page.evaluate(hide, False)
+            self.row(page, "one").wait_for()
+            self.refresh(page)
+
+    @contextlib.contextmanager
+    def browsing(self, site: Site, **options: Any) -> Iterator[BrowserContext]:
+        """Give the same person another browser."""
+        with site.person() as person:
+            state = person.context.storage_state()
+        with contextlib.closing(site.browser.new_context(base_url=site.url, storage_state=state, **options)) as context:
+            context.set_default_timeout(LIMIT * 1000)
+            yield context
+
+    def test_logged_out(self, site: Site, sessions: Sessions) -> None:
+        """It says that it is out of date, and goes on where it can again."""
+        with self.browsing(site) as context:
+            page = self.open(context)
+            cookies = context.cookies()
+            context.clear_cookies()
+            page.clock.run_for(5000)
+            page.get_by_role("status").get_by_text("Cannot be refreshed at the moment.").wait_for()
+            context.add_cookies(cookies)  # type: ignore[arg-type]
+            self.refresh(page)
+            page.get_by_role("status").get_by_text("Refreshes itself every 5 seconds.").wait_for()
+
+    def test_by_keyboard(self, site: Site, sessions: Sessions) -> None:
+        """From the filter to whoever is in the way, and to its end."""
+        with site.person() as person:
+            sessions.hold("in the way", 5)
+            sessions.wait("in the queue", 5)
+            sessions.hold("somebody else", 6)
+            page = person.open(LOCKS)
+            tab_to(page, page.get_by_label("Filter", exact=True))
+            page.keyboard.type("IN THE way")
+            page.keyboard.press("Enter")
+            page.wait_for_url("**q=IN+THE+way*")
+            assert page.locator("#held-locks tr[id]").count() == 2
+            tab_to(page, self.row(page, "in the queue").get_by_role("link").first)
+            page.keyboard.press("Enter")
+            assert "in the way" in page.locator(":target").inner_text()
+            end = self.row(page, "in the way").get_by_role("link", name="End this session")
+            tab_to(page, end)
+            assert end.evaluate("link => getComputedStyle(link).outlineStyle") == "solid"
+            page.keyboard.press("Enter")
+            confirm = page.get_by_role("button", name="Yes, end this session")
+            confirm.wait_for()
+            assert "1 session waits for it." in page.locator("#content").inner_text()
+            tab_to(page, confirm)
+            page.keyboard.press("Enter")
+            (said,) = messages(page)
+            assert re.fullmatch(r"Session \d+ \(in the way\) has ended, and what it held is free\.", said)
+            assert len(person.posts) == 1
+        until(lambda: len(site.shop.ask(ADVISORY)) == 2)
+
+    def test_without_scripts(self, site: Site, sessions: Sessions) -> None:
+        sessions.hold("one", 5)
+        with self.browsing(site, java_script_enabled=False) as context:
+            page = context.new_page()
+            page.goto(LOCKS)
+            reload = page.locator("meta[http-equiv=refresh]")
+            assert reload.get_attribute("content") == "30"
+            assert not page.locator("#held-locks-pause").is_visible()
+            page.get_by_role("link", name="Stop that").click()
+            assert reload.count() == 0
+            sessions.hold("two", 6)
+            page.get_by_role("link", name="Refresh").click()
+            self.row(page, "two").get_by_role("link", name="End this session").click()
+            page.get_by_role("link", name="No, take me back").click()
+            self.row(page, "two").get_by_role("link", name="End this session").click()
+            page.get_by_role("button", name="Yes, end this session").click()
+            assert "(two) has ended" in messages(page)[0]
+            assert self.row(page, "two").count() == 0
+            assert self.row(page, "one").count() == 1
+
+    def test_a_strict_content_security_policy(self, site: Site, sessions: Sessions) -> None:
+        """Nothing of the page is inline."""
+
+        def restrict(route: Route) -> None:
+            answer = route.fetch()
+            policy = {"content-security-policy": "default-src 'self'; img-src 'self' data:"}
+            route.fulfill(response=answer, headers=answer.headers | policy)
+
+        with site.person() as person:
+            person.context.route(f"**{LOCKS}*", restrict)
+            page = self.open(person.context)
+            sessions.hold("one", 5)
+            self.refresh(page)
+            self.row(page, "one").get_by_role("link", name="End this session").click()
+            page.get_by_role("button", name="Yes, end this session").wait_for()
+            person.context.unroute_all()
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_looks(self, scheme: Literal["light", "dark"], site: Site, sessions: Sessions) -> None:
+        """Nothing scrolls sideways, all can be read, and on a phone what is to be touched is large enough."""
+        with site.person() as person:
+            sessions.hold("x" * 63, -(2**63))
+            sessions.wait("y" * 63, -(2**63))
+            page = person.context.new_page()
+            page.emulate_media(color_scheme=scheme)
+            page.goto(LOCKS)
+            self.look(page)
+            page.get_by_role("link", name="End this session").first.click()
+            page.get_by_role("button", name="Yes").wait_for()
+            self.look(page)
+
+    def look(self, page: Page) -> None:
+        for width in (1200, 375, 320):
+            page.set_viewport_size({"width": width, "height": 700})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            contrasts = page.locator("#content").evaluate(CONTRASTS)
+            assert len(contrasts) > 10
+            assert [text for contrast, text in contrasts if contrast < 4.5] == []
+            if width < 768:
+                boxes = page.locator("#content").locator(".button, button, input:not([type=hidden])").all()
+                assert len(boxes) > 1
+                for box in (one.bounding_box() for one in boxes):
+                    assert box is not None
+                    assert min(box["width"], box["height"]) >= 44
 
 
 class TestReports:

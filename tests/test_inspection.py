@@ -95,6 +95,8 @@ class TestAll:
         assert (holder.waiting_since, holder.seconds_waiting, holder.blocked_by) == (None, None, ())
         assert waiter.blocked_by == (other.pid,)
         assert waiter.query_start is not None
+        assert waiter.backend_start is not None
+        assert waiter.backend_start <= waiter.query_start
         assert waiter.waiting_since is not None
         assert waiter.seconds_waiting is not None
         assert waiter.seconds_waiting >= 0
@@ -143,7 +145,8 @@ class TestAll:
                 value(f"SELECT set_config('role', '{name}', true)")
                 (lock,) = held_locks()
             assert (lock.pid, lock.application_name) == (other.pid, "other-session")
-            assert (lock.state, lock.seconds_in_state, lock.client, lock.query_start) == (None, None, None, None)
+            hidden = (lock.state, lock.seconds_in_state, lock.client, lock.query_start, lock.backend_start)
+            assert hidden == (None,) * 5
         finally:
             other.raw.execute(f'DROP ROLE "{name}"')
 

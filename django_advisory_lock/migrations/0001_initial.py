@@ -41,4 +41,19 @@ class Migration(migrations.Migration):
                 "ordering": ("name",),
             },
         ),
+        migrations.CreateModel(
+            name="HeldLock",
+            fields=[
+                ("pid", models.IntegerField(primary_key=True, serialize=False, verbose_name="process")),
+                ("session", models.TextField(blank=True, verbose_name="session")),
+            ],
+            options={
+                "verbose_name": "advisory lock",
+                "verbose_name_plural": "advisory locks",
+                "permissions": (("end_session", "Can end a session that holds or waits for an advisory lock"),),
+                "managed": False,
+                "default_permissions": ("view",),
+                "base_manager_name": "objects",
+            },
+        ),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib import admin
@@ -11,20 +11,18 @@ from django.db import transaction
 from django.utils.html import format_html_join
 from django.utils.safestring import mark_safe
 from django.utils.text import Truncator
-from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from . import conf
-from .models import PeriodicRun
+from .. import conf
+from ..models import PeriodicRun
+from .words import in_words
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
     from django.http import HttpRequest
 
-    from .models import PeriodicRunQuerySet
-
-ANY_DAY = datetime(2001, 1, 1)  # only lengths of time are counted from it
+    from ..models import PeriodicRunQuerySet
 
 
 class SilentFilter(admin.SimpleListFilter):
@@ -104,15 +102,3 @@ class PeriodicRunAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             len(runs),
         )
         self.message_user(request, text % {"count": len(runs), "name": runs[0] if runs else ""})
-
-
-def in_words(length: timedelta) -> str:
-    """Say how long a time is, as one would say it: the two largest units, or the seconds of less than a minute."""
-    if length < timedelta(minutes=1):
-        seconds = round(max(0.0, length.total_seconds()), 1 if length < timedelta(seconds=10) else None)
-        plural = 2 if seconds % 1 else int(seconds)  # there is no rule for 1.5 seconds
-        return ngettext("%(count)s second", "%(count)s seconds", plural) % {"count": f"{seconds:g}"}
-    try:
-        return timesince(ANY_DAY, ANY_DAY + length)
-    except OverflowError:
-        return str(length)

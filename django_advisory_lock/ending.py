@@ -1,0 +1,62 @@
+"""Ending a session that holds advisory locks, or waits for one.
+
+See https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADMIN-SIGNAL
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from datetime import timezone as fixed
+from typing import TYPE_CHECKING
+
+from django.db import Error, connections
+from django.utils import timezone
+
+from . import sessions, sql
+
+if TYPE_CHECKING:
+    from .inspection import KeyLock
+
+EPOCH = datetime(1970, 1, 1, tzinfo=fixed.utc)
+
+
+def start_of(lock: KeyLock) -> int | None:
+    """Return the start of a session in microseconds, which tells it from others that had its pid.
+
+    None is that of a prepared transaction, or of a session that this role may not look into.
+    """
+    start = lock.backend_start
+    if start is None:
+        return None
+    aware = timezone.make_aware(start, timezone.get_default_timezone()) if timezone.is_naive(start) else start
+    return (aware - EPOCH) // timedelta(microseconds=1)
+
+
+def own_sessions() -> set[tuple[int, int]]:
+    """Return pid and start of each session that this thread has open on a PostgreSQL server, on whatever alias."""
+    found = set()
+    for connection in connections.all(initialized_only=True):
+        if connection.vendor == "postgresql" and connection.connection is not None:
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute(sql.OWN_SESSION)
+                    found.update(cursor.fetchall())
+            except Error:
+                continue  # it is dead, or its transaction has failed
+    return found
+
+
+def end_session(pid: int, start: int, using: str, *, timeout: float) -> bool | None:
+    """End a session, and wait for its end, at most `timeout` seconds.
+
+    `start` is what `start_of()` returned. Returns True where it has ended; False where it was told to, and is still
+    there; None where there is no such session with an advisory lock in this database, because it is gone, or where it
+    is the session that this is asked over. Nothing is ended then.
+
+    Raises the database's `ProgrammingError` where the role may not end it: that takes the session's own role, or
+    `pg_signal_backend`, and a superuser where it is a superuser's.
+    """
+    with sessions.connection_for(using).cursor() as cursor:
+        cursor.execute(sql.END_SESSION, [round(timeout * 1000), pid, start])
+        row = cursor.fetchone()
+    return row and bool(row[0])
