@@ -218,6 +218,14 @@ class TestPeriodicWork:
             run.delete()
             pair.delete()
 
+    def test_what_is_no_key_there(self, name: str, other: OtherSession) -> None:
+        runs = [PeriodicRun.objects.create(key=key, name=name, min_interval="1 day") for key in ("x", "1,2,3", f"{2**70}")]
+        try:
+            assert not read(lock_key(name)).is_named
+        finally:
+            for run in runs:
+                run.delete()
+
     def test_without_the_table(self, name: str, other: OtherSession) -> None:
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE django_advisory_lock_periodicrun RENAME TO hidden")

@@ -238,7 +238,14 @@ def _noted_runs(using: str | None) -> list[LockKey]:
         if isinstance(error.__cause__, (UndefinedTable, InsufficientPrivilege)):
             return []
         raise
-    return [LockKey(tuple(map(int, key.split(","))), name) for key, name in rows]
+    return [key for key in map(_read_key, rows) if key is not None]
+
+
+def _read_key(row: tuple[str, str]) -> LockKey | None:
+    try:
+        return LockKey(tuple(map(int, row[0].split(","))), row[1])
+    except (TypeError, ValueError):
+        return None  # nothing that this library has written
 
 
 def short(length: float | timedelta) -> str:
