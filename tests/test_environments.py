@@ -1055,7 +1055,7 @@ class TestReentrancy:
         finally:
             logger.removeHandler(handler)
             logger.setLevel(logging.NOTSET)
-        assert Account.objects.filter(name=name).delete()[0] == 3
+        assert Account.objects.filter(name=name).delete()[0] >= 3  # more where the handler itself has to wait
         assert other.is_free(lock_key(name))
 
     def test_a_finalizer_that_locks_in_the_middle_of_a_take(self, name: str, other: OtherSession) -> None:
