@@ -68,7 +68,7 @@ MATRIX = (
         without=OF_OTHERS,
     ),
     Entry("3.11", ("Django~=5.2.0",), "of the system"),
-    Entry("3.12", ("Django~=6.0.0",), without=OF_BOTH),
+    Entry("3.12", ("Django~=6.0.0",)),
     Entry("3.13", ("Django~=6.1.0",), also=("async", "dedicated"), without=(*OF_OTHERS, "view_servers")),
 )
 
