@@ -29,11 +29,8 @@ LEFT_OUT = ("docs", "embedded_postgres", "packaging")
 OF_THE_SERVER = ("contention", "faults", "poolers", "semaphores", "several")
 OF_THE_CLIENT = ("async", "dedicated", "environments", "interrupts")
 OF_BOTH = ("inspection", "keys", "locks", "model", "releasing", "sql", "taking")
-OF_OTHERS = (
-    "celery",
-    "huey",
-    "schedulers",
-)  # for which the versions of Python, Django and psycopg make little difference
+# Where the versions of Python, Django and psycopg matter least, and processes take long: once beside `make test`.
+OF_OTHERS = ("celery", "huey", "schedulers")
 
 
 @dataclass(frozen=True)
@@ -71,8 +68,8 @@ MATRIX = (
         without=OF_OTHERS,
     ),
     Entry("3.11", ("Django~=5.2.0",), "of the system"),
-    Entry("3.12", ("Django~=6.0.0",), without=OF_BOTH),
-    Entry("3.13", ("Django~=6.1.0",), also=("async", "dedicated")),
+    Entry("3.12", ("Django~=6.0.0",)),
+    Entry("3.13", ("Django~=6.1.0",), also=("async", "dedicated"), without=(*OF_OTHERS, "view_servers")),
 )
 
 

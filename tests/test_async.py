@@ -1730,7 +1730,7 @@ class TestAbandoned:
             busy = asyncio.create_task(sync_to_async(_stop_at(begun, end))())
             await until(begun.is_set)
             task = asyncio.create_task(advisory_lock(name).aacquire())
-            await asyncio.sleep(0.05)  # on its way into the thread
+            await asyncio.sleep(0)  # one turn of the loop, in which it goes to wait for the thread
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -672,6 +672,7 @@ class TestActionForEach:
                 assert texts(press(boss, one))[0].startswith(text)
         connections["same"].close()
 
+    @pytest.mark.filterwarnings("ignore::ResourceWarning")
     def test_an_interrupt_at_any_line(self, boss: User, name: str, other: OtherSession) -> None:
         two = accounts("a", "b")
         modeladmin: Any = SimpleNamespace(message_user=lambda *args: None, log_change=lambda *args: None)
