@@ -258,6 +258,16 @@ _ALL_COLUMNS = f"""\
 ALL_LOCKS = f"{_ALL_COLUMNS}\n{_FROM_LOCKS}\n{_HOLDERS_FIRST}"
 ALL_LOCKS_ON = f"{_WITH_ASKED}\n{_ALL_COLUMNS}\n{_FROM_LOCKS} {_IN_ASKED}\n{_HOLDERS_FIRST}"
 
+# When a session began; NULL where the role may not see it. Parameters: pid.
+SESSION_START = "SELECT a.backend_start FROM pg_stat_get_activity(CAST(%s AS int)) a"
+
+# End a session, unless it is not the one that was looked at, or has let go. Parameters: milliseconds, pid, its start.
+# No row: there was nothing to end. False: it has not ended within the time.
+END_SESSION = f"""\
+SELECT pg_terminate_backend(a.pid, CAST(%s AS bigint)) FROM pg_stat_get_activity(CAST(%s AS int)) a
+WHERE a.backend_start IS NOT DISTINCT FROM CAST(%s AS timestamptz)
+ AND EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.database = {_DATABASE})"""
+
 # The modes in which the session that is asked holds each of some keys. Parameters: arrays. Rows: position, mode.
 OWN_MODES = f"""\
 WITH asked AS MATERIALIZED (SELECT i, {_COLUMNS_OF_KEY} FROM unnest({_ASKED}) WITH ORDINALITY AS k(a, b, p, i))
