@@ -27,7 +27,7 @@ CHOSEN = re.compile("DATABASE_URL|DJANGO_SETTINGS_MODULE|EMBEDDED_POSTGRES_BINDI
 # the oldest or the newest, or on the other server.
 LEFT_OUT = ("docs", "embedded_postgres", "packaging")
 OF_THE_SERVER = ("contention", "faults", "poolers", "semaphores", "several")
-OF_THE_CLIENT = ("async", "dedicated", "environments", "interrupts")
+OF_THE_CLIENT = ("advisory_lock_command", "async", "dedicated", "environments", "interrupts")
 OF_BOTH = ("inspection", "keys", "locks", "model", "releasing", "sql", "taking")
 # Where the versions of Python, Django and psycopg matter least, and processes take long: once beside `make test`.
 OF_OTHERS = ("celery", "huey", "schedulers")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from datetime import timezone as fixed
+from enum import Enum
 from typing import TYPE_CHECKING
 
-from django.db import Error, connections
+from django.db import Error, connections, transaction
 from django.utils import timezone
 
 from . import sessions, sql
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from .inspection import KeyLock
 
 EPOCH = datetime(1970, 1, 1, tzinfo=fixed.utc)
+
+
+class Outcome(Enum):
+    """What became of a session that was to be ended."""
+
+    ENDED = "ended"
+    STAYS = "stays"  # it was told to end, and has not done so in time
+    GONE = "gone"  # nothing was ended: it was gone, or neither holds nor waits for a lock of this database any more
 
 
 def start_of(lock: KeyLock) -> int | None:
@@ -46,17 +55,18 @@ def own_sessions() -> set[tuple[int, int]]:
     return found
 
 
-def end_session(pid: int, start: int, using: str, *, timeout: float) -> bool | None:
-    """End a session, and wait for its end, at most `timeout` seconds.
+def end_session(pid: int, start: int | None, using: str, *, timeout: float) -> Outcome:
+    """End a session, but never the one that this is asked over, and wait for its end, at most `timeout` seconds.
 
-    `start` is what `start_of()` returned. Returns True where it has ended; False where it was told to, and is still
-    there; None where there is no such session with an advisory lock in this database, because it is gone, or where it
-    is the session that this is asked over. Nothing is ended then.
+    `start` is what `start_of()` returned of it: None for one that this role may not look into.
 
     Raises the database's `ProgrammingError` where the role may not end it: that takes the session's own role, or
     `pg_signal_backend`, and a superuser where it is a superuser's.
     """
-    with sessions.connection_for(using).cursor() as cursor:
+    # The error leaves a transaction that is open usable.
+    with transaction.atomic(using=using), sessions.connection_for(using).cursor() as cursor:
         cursor.execute(sql.END_SESSION, [round(timeout * 1000), pid, start])
         row = cursor.fetchone()
-    return row and bool(row[0])
+    if row is None:
+        return Outcome.GONE
+    return Outcome.ENDED if row[0] else Outcome.STAYS

@@ -266,7 +266,7 @@ OWN_SESSION = f"SELECT a.pid, {_START} FROM pg_stat_get_activity(pg_backend_pid(
 # whether it ended in time; none: there is no such session. Parameters: milliseconds, pid, start.
 END_SESSION = f"""\
 SELECT pg_terminate_backend(a.pid, CAST(%s AS bigint)) FROM pg_stat_get_activity(CAST(%s AS int)) a
-WHERE {_START} = %s AND a.pid <> pg_backend_pid() AND EXISTS (
+WHERE {_START} IS NOT DISTINCT FROM CAST(%s AS bigint) AND a.pid <> pg_backend_pid() AND EXISTS (
  SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.pid = a.pid AND l.database = {_DATABASE})"""
 
 # The modes in which the session that is asked holds each of some keys. Parameters: arrays. Rows: position, mode.

@@ -33,7 +33,7 @@ from typing import Any
 import psycopg
 import pytest
 from django.core.handlers.base import BaseHandler
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError, call_command, load_command_class
 from django.core.management.base import BaseCommand
 from django.db import DatabaseError, IntegrityError, connection, connections, models, transaction
 from django.db.models.signals import class_prepared
@@ -64,7 +64,12 @@ from django_advisory_lock import (
 )
 from django_advisory_lock.configured import ConfiguredLock
 from django_advisory_lock.guards.admin import AdvisoryLockAdminMixin
+from django_advisory_lock.inspection import KeyLock
 from django_advisory_lock.keys import derive
+from django_advisory_lock.management.subcommands.base import Subcommand, read_key
+from django_advisory_lock.management.subcommands.listing import HEAD, List, document
+from django_advisory_lock.management.subcommands.running import Run
+from django_advisory_lock.management.subcommands.terminating import Terminate
 from django_advisory_lock.models import PeriodicRun
 from tests.support import (
     LIMIT,
@@ -825,6 +830,75 @@ class TestCommands:
         process.kill()
         process.communicate(timeout=LIMIT)
         other.wait_until_free(lock_key(name))
+
+
+def shown(line: str) -> str:
+    """Return a line of the shell without the prompt, as far as it is one command."""
+    return re.split(r" (?:\|\||&&) ", line.removeprefix("$ "))[0]
+
+
+class TestOperating:
+    """What docs/operating.md says, and others of the same commands."""
+
+    PAGE = "docs/operating.md"
+    LINES = sorted(
+        {match for block in BLOCKS for match in re.findall(r"advisory_lock (?:list|run|terminate).*", block.text)}
+    )
+
+    def parser(self) -> Any:
+        return load_command_class("django_advisory_lock", "advisory_lock").create_parser("manage.py", "advisory_lock")
+
+    @pytest.mark.parametrize("line", LINES)
+    def test_what_is_typed_is_understood(self, line: str) -> None:
+        options = self.parser().parse_args(shlex.split(shown(line))[1:])
+        if options.subcommand == "run":
+            assert options.key
+            assert options.command_line[0] in {"pg_dump", "./sync-account", "sh"}
+
+    @pytest.mark.parametrize(("typed", "python"), table(PAGE, "on the command line"))
+    def test_ways_to_name_a_lock(self, typed: str, python: str) -> None:
+        options = self.parser().parse_args(["list", *typed.split()])
+        assert read_key(vars(options)) == eval(python, NAMES)
+
+    @pytest.mark.parametrize("subcommand", [List, Run, Terminate])
+    def test_exit_statuses(self, subcommand: type[Subcommand]) -> None:
+        """They are those of the help, whose numbers the tests of the command have seen."""
+        rows = table(self.PAGE, f"status of `{subcommand.name}`")
+        assert subcommand.epilog is not None
+        told = re.findall(r"^  (\S+)  +(.*)$", subcommand.epilog.partition("exit status:")[2], flags=re.MULTILINE)
+        assert [status for status, _ in told] == [status for status, _ in rows]
+
+    def test_options_of_run(self) -> None:
+        options = vars(self.parser().parse_args(["run", "x", "--", "true"]))
+        defaults = {row[0].split()[0]: row[1] for row in table(self.PAGE, "option of `run`") if row[1]}
+        assert defaults == {
+            f"--{name.replace('_', '-')}": f"{options[name]:g}" for name in ("timeout", "grace", "busy_exit_code")
+        }
+
+    def test_columns_and_names_in_json(self) -> None:
+        assert tuple(cells(self.PAGE, "column")) == HEAD
+        names = [name for first in cells(self.PAGE, "name in JSON") for name in first.split(", ")]
+        lock = KeyLock(LockKey((1,)), 7, False, False, True, "", None, None)
+        assert names == list(document(lock))
+        example = find_line(self.PAGE, "NAME ")
+        assert tuple(re.split("  +", example)) == HEAD
+
+    def test_systemd(self, tmp_path: Path) -> None:
+        unit = find_block("docs/commands.md", "commands-that-are-not-djangos", "ini")
+        assert re.search(r"^KillMode=mixed$", unit, flags=re.MULTILINE)
+        if analyze := shutil.which("systemd-analyze"):
+            path = tmp_path / "nightly-backup.service"
+            path.write_text(unit.replace("/srv/app/.venv/bin/python", sys.executable).replace("/srv/app", "/"))
+            done = subprocess.run([analyze, "verify", path], check=True, capture_output=True, text=True, timeout=LIMIT)
+            assert done.stderr == ""
+
+
+def find_line(page: str, start: str) -> str:
+    """Return the one line in the blocks of a page that begins so."""
+    (line,) = (
+        line for block in BLOCKS if block.page == page for line in block.text.splitlines() if line.startswith(start)
+    )
+    return line
 
 
 def find_block(page: str, heading: str, language: str) -> str:

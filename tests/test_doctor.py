@@ -14,8 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.core.management import CommandError, CommandParser, call_command
-from django.core.management.base import BaseCommand
+from django.core.management import CommandError, call_command
 from django.db import connections
 from django.db.backends.postgresql.features import DatabaseFeatures
 from django.db.backends.signals import connection_created
@@ -28,7 +27,6 @@ from django_advisory_lock.doctor import (
     Finding,
     FindingId,
     Severity,
-    command,
     diagnose,
     diagnose_quickly,
     examining,
@@ -38,6 +36,7 @@ from django_advisory_lock.doctor import (
     worst,
 )
 from django_advisory_lock.doctor import server as doctor_server
+from django_advisory_lock.management.subcommands.base import Status
 from tests.bouncer import Bouncer, bouncer
 from tests.proxy import Proxy
 from tests.server import Server, Watcher, new_home, new_server
@@ -695,20 +694,14 @@ class TestStandby:
                 assert quick() == {"standby": "error"}
 
 
-class Doctor(BaseCommand):
-    """A command with nothing but the subcommand."""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        command.add_arguments(parser)
-
-    def handle(self, *args: Any, **options: Any) -> None:
-        self.status = command.handle(self, options)
-
-
 def run(*arguments: str, **options: Any) -> tuple[int, str]:
-    doctor, out = Doctor(), io.StringIO()
-    call_command(doctor, *arguments, stdout=out, **options)
-    return doctor.status, out.getvalue()
+    """Run the subcommand, and return its exit status and what it writes."""
+    out, status = io.StringIO(), 0
+    try:
+        call_command("advisory_lock", "doctor", *arguments, stdout=out, **options)
+    except Status as error:
+        status = error.returncode
+    return status, out.getvalue()
 
 
 class TestDocumentation:
@@ -762,7 +755,7 @@ class TestCommand:
     def test_wrong_settings(self, setting: dict[str, Any]) -> None:
         with override_settings(**setting), pytest.raises(CommandError, match=next(iter(setting))) as caught:
             run()
-        assert caught.value.returncode == 2
+        assert caught.value.returncode == 69
 
     def test_an_alias_that_is_not_there(self) -> None:
         with override_settings(ADVISORY_LOCK_DATABASE="nowhere"), pytest.raises(CommandError, match="nowhere"):

@@ -11,7 +11,7 @@ from django.db import ProgrammingError, connection, connections, transaction
 from django.test import override_settings
 
 from django_advisory_lock import LockUnsupported, advisory_lock, lock_key
-from django_advisory_lock.ending import end_session, own_sessions, start_of
+from django_advisory_lock.ending import Outcome, end_session, own_sessions, start_of
 from django_advisory_lock.inspection import all_locks, holders_of
 from tests.server import Watcher, new_server
 from tests.support import OtherSession, Thread, backend_pid, extra_alias, value
@@ -41,7 +41,7 @@ class TestEnding:
         victim.take(lock_key(name))
         waiting = Thread(lambda: advisory_lock(name).acquire().release())
         other.wait_for_waiters(lock_key(name))
-        assert end_session(victim.pid, start(victim, name), "default", timeout=5) is True
+        assert end_session(victim.pid, start(victim, name), "default", timeout=5) is Outcome.ENDED
         waiting.result()
         assert other.is_free(lock_key(name))
 
@@ -52,7 +52,7 @@ class TestEnding:
         (lock,) = [lock for lock in all_locks() if not lock.granted]
         began = start_of(lock)
         assert began is not None
-        assert end_session(victim.pid, began, "default", timeout=5) is True
+        assert end_session(victim.pid, began, "default", timeout=5) is Outcome.ENDED
         with pytest.raises(Exception, match="terminating connection"):
             waiting.result()
         assert other.waiters(lock_key(name)) == 0
@@ -60,35 +60,35 @@ class TestEnding:
     @pytest.mark.parametrize("change", [-1, 1, 10**6])
     def test_another_session_with_its_pid(self, change: int, name: str, victim: OtherSession) -> None:
         victim.take(lock_key(name))
-        assert end_session(victim.pid, start(victim, name) + change, "default", timeout=5) is None
+        assert end_session(victim.pid, start(victim, name) + change, "default", timeout=5) is Outcome.GONE
         assert lives(victim)
 
     def test_it_has_no_lock_any_more(self, name: str, victim: OtherSession) -> None:
         victim.take(lock_key(name))
         began = start(victim, name)
         victim.drop(lock_key(name))
-        assert end_session(victim.pid, began, "default", timeout=5) is None
+        assert end_session(victim.pid, began, "default", timeout=5) is Outcome.GONE
         assert lives(victim)
 
     def test_it_is_gone(self, name: str, victim: OtherSession) -> None:
         victim.take(lock_key(name))
         pid, began = victim.pid, start(victim, name)
         victim.close()
-        assert end_session(pid, began, "default", timeout=5) is None
+        assert end_session(pid, began, "default", timeout=5) is Outcome.GONE
 
     def test_it_locks_in_another_database(self, name: str, other: OtherSession) -> None:
         with contextlib.closing(OtherSession("other")) as victim:
             victim.take(lock_key(name))
-            assert end_session(victim.pid, start(victim, name, "other"), "default", timeout=5) is None
+            assert end_session(victim.pid, start(victim, name, "other"), "default", timeout=5) is Outcome.GONE
             assert lives(victim)
-            assert end_session(victim.pid, start(victim, name, "other"), "other", timeout=5) is True
+            assert end_session(victim.pid, start(victim, name, "other"), "other", timeout=5) is Outcome.ENDED
 
     def test_the_session_that_asks(self, name: str, other: OtherSession) -> None:
         with advisory_lock(name):
             (lock,) = holders_of(name)
             began = start_of(lock)
             assert began is not None
-            assert end_session(backend_pid(), began, "default", timeout=5) is None
+            assert end_session(backend_pid(), began, "default", timeout=5) is Outcome.GONE
             assert value("SELECT 1") == 1
 
     def test_a_role_that_may_not(self, name: str, victim: OtherSession, other: OtherSession) -> None:
@@ -108,7 +108,7 @@ class TestEnding:
                 victim.take(lock_key(name))
                 began = start(victim, name, alias)
                 with server.frozen([victim.pid]):
-                    assert end_session(victim.pid, began, alias, timeout=0.01) is False
+                    assert end_session(victim.pid, began, alias, timeout=0.01) is Outcome.STAYS
                     assert watcher.holders(lock_key(name)) == 1
                 watcher.wait_until_free(lock_key(name))
 

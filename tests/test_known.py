@@ -219,7 +219,9 @@ class TestPeriodicWork:
             pair.delete()
 
     def test_what_is_no_key_there(self, name: str, other: OtherSession) -> None:
-        runs = [PeriodicRun.objects.create(key=key, name=name, min_interval="1 day") for key in ("x", "1,2,3", f"{2**70}")]
+        runs = [
+            PeriodicRun.objects.create(key=key, name=name, min_interval="1 day") for key in ("x", "1,2,3", f"{2**70}")
+        ]
         try:
             assert not read(lock_key(name)).is_named
         finally:

@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_safe
 
 from .. import conf
-from ..ending import end_session, own_sessions, start_of
+from ..ending import Outcome, end_session, own_sessions, start_of
 from ..inspection import KeyLock, all_locks
 from ..keys import visible
 from ..models import HeldLock
@@ -173,19 +173,19 @@ class HeldLockAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """End a session, note it in the admin's log, and say what came of it."""
         name, log = session_name(locks[0]), router.db_for_write(LogEntry)
         try:
-            with transaction.atomic(using=log), transaction.atomic(using=database):
+            with transaction.atomic(using=log):
                 # The entry first, so that nothing is ended that cannot be noted.
                 self.log_change(request, HeldLock(pid, name), _describe(database, locks))
-                has_ended = end_session(pid, start, database, timeout=TIMEOUT)
-                if has_ended is None:
+                outcome = end_session(pid, start, database, timeout=TIMEOUT)
+                if outcome is Outcome.GONE:
                     transaction.set_rollback(True, using=log)
         except Error as error:
             text = _("Session %(session)s was not ended: %(error)s")
             self.message_user(request, text % {"session": name, "error": _one_line(error)}, messages.ERROR)
             return
-        if has_ended is None:
+        if outcome is Outcome.GONE:
             text, level = _("Nothing was ended: session %(session)s was gone already."), messages.WARNING
-        elif has_ended:
+        elif outcome is Outcome.ENDED:
             text, level = _("Session %(session)s has ended, and what it held is free."), messages.SUCCESS
         else:
             text = _("Session %(session)s was told to end, and has not done so yet: look again.")

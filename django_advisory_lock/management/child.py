@@ -1,0 +1,225 @@
+"""A command as a child: started in a process group of its own, told of signals, and ended where its lock is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from .inbox import Inbox, is_main_thread, start_thread
+from .terminal import Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# What is passed on, and those of it that ask for the end.
+ENDING = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
+PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGTSTP)
+# Python ignores these for itself, which a command would inherit.
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+UNKNOWN = 255  # the exit status of a child that somebody else has waited for
+TICK = 1.0  # seconds until it is looked again whether the terminal is free; and for what was killed to be gone
+PAUSE = 0.02  # seconds between two looks at what is left of a group
+NEVER = float("inf")
+
+
+def supervise(command: list[str], lost: threading.Event, grace: float) -> int:
+    """Run a command to its end and return its exit status, 128 and more where a signal ended it.
+
+    As soon as `lost` is set its process group is told to end, and killed `grace` seconds later; the same happens before
+    anything is raised in here. In the main thread the signals of this process are passed on to the group, and it is
+    lent the terminal. Raises `OSError` where the command cannot be started.
+    """
+    with (
+        contextlib.closing(Inbox()) as inbox,
+        contextlib.closing(Terminal()) as terminal,
+        _signals_into(inbox),
+        _loss_into(inbox, lost),
+    ):
+        return Child(inbox, terminal, grace).run(command)
+
+
+class Child:
+    """A process group, from the start of the command that leads it to its end."""
+
+    def __init__(self, inbox: Inbox, terminal: Terminal, grace: float) -> None:
+        self._inbox = inbox
+        self._terminal = terminal
+        self._grace = grace
+        self._pid = 0
+        self._status: int | None = None
+        self._wants_terminal = False
+        self._was_told = False  # to end
+        self._kill_at = self._leave_at = NEVER
+        self._reactions = {
+            "signal": self._pass_on,
+            "stopped": self._react_to_stop,
+            "ended": self._react_to_end,
+            "lost": self._end,
+        }
+
+    def run(self, command: list[str]) -> int:
+        """Start the command, wait for its end, and return its exit status."""
+        self._start(command)
+        return self._wait()
+
+    def _start(self, command: list[str]) -> None:
+        pids: SimpleQueue[int] = SimpleQueue()
+        start_thread(lambda: _report(pids.get(), self._inbox))
+        try:
+            self._pid = os.posix_spawnp(command[0], command, os.environ, setpgroup=0, setsigdef=IGNORED_BY_PYTHON)
+        finally:
+            pids.put(self._pid)
+        if self._terminal.is_all_ours():
+            self._terminal.lend(self._pid)
+
+    def _wait(self) -> int:
+        try:
+            while self._status is None or self._is_something_left():
+                self._react()
+            return self._status
+        except BaseException:
+            self._end()
+            self._wait()
+            raise
+
+    def _react(self) -> None:
+        message = self._inbox.get(self._patience())
+        if message is None:
+            self._look_round()
+        else:
+            word, number = message
+            self._reactions[word](number)
+
+    def _is_something_left(self) -> bool:
+        """Whether there is more of a group that was told to end, and still time to wait for that."""
+        return self._was_told and time.monotonic() < self._leave_at and self._send(0)
+
+    def _patience(self) -> float | None:
+        seconds = self._kill_at - time.monotonic()
+        if self._status is not None:
+            seconds = PAUSE
+        elif self._wants_terminal:
+            seconds = min(seconds, TICK)
+        return None if seconds == NEVER else max(0.0, seconds)
+
+    def _look_round(self) -> None:
+        if time.monotonic() >= self._kill_at:
+            self._kill_at, self._leave_at = NEVER, time.monotonic() + TICK
+            self._send(signal.SIGKILL)
+        if self._wants_terminal:
+            self._lend_terminal()
+
+    def _send(self, number: int) -> bool:
+        """Send a signal to the whole group; tell whether there is anybody in it."""
+        try:
+            os.killpg(self._pid, number)
+        except OSError as error:  # or all of it runs as another user
+            return not isinstance(error, ProcessLookupError)
+        return True
+
+    # What happens to it
+
+    def _pass_on(self, number: int) -> None:
+        self._send(number)
+        if number in ENDING:
+            self._was_told = True
+            self._send(signal.SIGCONT)  # one that is stopped obeys nothing else
+        elif number == signal.SIGTSTP and not self._terminal.is_lent:
+            _stop(os.getpid(), number)
+            self._send(signal.SIGCONT)
+
+    def _end(self, number: int = 0) -> None:
+        self._was_told = True
+        self._kill_at, self._leave_at = min(self._kill_at, time.monotonic() + self._grace), NEVER
+        self._send(signal.SIGTERM)
+        self._send(signal.SIGCONT)
+
+    def _react_to_end(self, status: int) -> None:
+        self._status = status if status >= 0 else 128 - status
+        if self._terminal.is_lent and -status in (signal.SIGINT, signal.SIGQUIT):
+            # Ctrl-C was meant for the whole job, such as the script that this one is a part of.
+            os.kill(-os.getpgrp(), -status)
+        # A signal that came from the terminal went to all of the group, some of which may still be at work.
+        self._was_told = self._was_told or status < 0
+        self._leave_at = min(self._leave_at, time.monotonic() + self._grace)
+
+    def _react_to_stop(self, number: int) -> None:
+        if number in (signal.SIGTTIN, signal.SIGTTOU):
+            self._wants_terminal = True
+            if not self._lend_terminal() and self._terminal.is_there:
+                # In the background too. The kernel would stop the whole job.
+                _stop(-os.getpgrp(), number)
+                self._lend_terminal()
+        elif self._terminal.is_lent:
+            # Ctrl-Z. Nothing is stopped here where nobody could continue it: the kernel sees to that.
+            self._terminal.take_back()
+            _stop(-os.getpgrp(), signal.SIGTSTP)
+            self._terminal.lend(self._pid)
+            self._send(signal.SIGCONT)
+
+    def _lend_terminal(self) -> bool:
+        if not self._terminal.lend(self._pid):
+            return False
+        self._wants_terminal = False
+        self._send(signal.SIGCONT)
+        return True
+
+
+def _stop(whom: int, number: int) -> None:
+    """Stop this process, or its whole group, with a signal; come back when it is continued."""
+    before = signal.signal(number, signal.SIG_DFL)
+    os.kill(whom, number)
+    signal.signal(number, before or signal.SIG_DFL)
+
+
+def _report(pid: int, inbox: Inbox) -> None:
+    """Wait for a child, and tell when it is stopped or has ended: by a negative number where a signal did it."""
+    while pid:
+        try:
+            _, status = os.waitpid(pid, os.WUNTRACED)
+        except ChildProcessError:
+            inbox.put("ended", UNKNOWN)
+            return
+        if not os.WIFSTOPPED(status):
+            inbox.put("ended", os.waitstatus_to_exitcode(status))
+            return
+        inbox.put("stopped", os.WSTOPSIG(status))
+
+
+@contextlib.contextmanager
+def _signals_into(inbox: Inbox) -> Iterator[None]:
+    if not is_main_thread():
+        yield
+        return
+    ignores_children = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    if ignores_children:  # the kernel would forget how a child ended
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        with inbox.signals(PASSED_ON):
+            yield
+    finally:
+        if ignores_children:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def _loss_into(inbox: Inbox, lost: threading.Event) -> Iterator[None]:
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            if lost.wait(TICK):
+                inbox.put("lost")
+                return
+
+    start_thread(watch)
+    try:
+        yield
+    finally:
+        over.set()
