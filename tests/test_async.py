@@ -1679,6 +1679,20 @@ class TestAbandoned:
         with override_settings(ADVISORY_LOCK_NAMESPACE=_stop_at(begun, end)):
             run(main)
 
+    def test_a_coroutine_is_closed_before_the_thread_takes_it(self, name: str, other: OtherSession) -> None:
+        """The thread is busy with something else, and finds nothing to do afterwards."""
+
+        async def main() -> None:
+            async with busy_thread():
+                coroutine = advisory_lock(name).aacquire()
+                future = coroutine.send(None)
+                coroutine.close()
+            await sync_to_async(value)("SELECT 1")
+            assert not granted(other)
+            del future
+
+        run(main)
+
     def test_a_coroutine_is_closed_while_its_key_is_made_in_vain(self, name: str, other: OtherSession) -> None:
         begun, end = threading.Event(), threading.Event()
         stop = _stop_at(begun, end)
@@ -1816,10 +1830,10 @@ class TestAbandoned:
 
     def test_a_handle_is_dropped(self, name: str, other: OtherSession) -> None:
         async def main() -> None:
-            with pytest.warns(ResourceWarning, match="dropped without release"):
+            with pytest.warns(ResourceWarning, match="dropped without release") as warned:
                 await advisory_lock(name).aacquire()
-                await asyncio.sleep(0)  # the loop has the result of its last step at hand
-                gc.collect()
+                # The loop and the thread have the result of their last step at hand for a moment.
+                await until(lambda: gc.collect() >= 0 and len(warned), "the warning")
             async with advisory_lock(name, "settle"):
                 assert granted(other) == 1
 
