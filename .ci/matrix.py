@@ -27,8 +27,8 @@ CHOSEN = re.compile("DATABASE_URL|DJANGO_SETTINGS_MODULE|EMBEDDED_POSTGRES_BINDI
 # the oldest or the newest, or on the other server.
 LEFT_OUT = ("docs", "embedded_postgres", "packaging")
 OF_THE_SERVER = ("contention", "faults", "poolers", "semaphores", "several")
-OF_THE_CLIENT = ("advisory_lock_command", "async", "dedicated", "environments", "interrupts")
-OF_BOTH = ("inspection", "keys", "locks", "model", "releasing", "sql", "taking")
+OF_THE_CLIENT = ("advisory_lock_command", "async", "dedicated", "environments", "interrupts", "pytest_plugin")
+OF_BOTH = ("doctor", "ending", "inspection", "keys", "locks", "model", "releasing", "sql", "taking")
 # Where the versions of Python, Django and psycopg matter least, and processes take long: once beside `make test`.
 OF_OTHERS = ("celery", "huey", "schedulers")
 
@@ -68,8 +68,13 @@ MATRIX = (
         without=OF_OTHERS,
     ),
     Entry("3.11", ("Django~=5.2.0",), "of the system"),
-    Entry("3.12", ("Django~=6.0.0",)),
-    Entry("3.13", ("Django~=6.1.0",), also=("async", "dedicated"), without=(*OF_OTHERS, "view_servers")),
+    Entry("3.12", ("Django~=6.0.0",), without=("doctor",)),
+    Entry(
+        "3.13",
+        ("Django~=6.1.0",),
+        also=("advisory_lock_command", "async", "dedicated", "pytest_plugin"),
+        without=(*OF_OTHERS, "view_servers"),
+    ),
 )
 
 
