@@ -9,12 +9,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test matrix lint stop clean .venv
+.PHONY: help demo test matrix mutation lint stop clean .venv
 
 help:
 	@echo 'make demo    show the locks at work in a small shop'
 	@echo 'make test    run the tests, with branch coverage'
 	@echo 'make matrix  run them on every supported Python, Django and PostgreSQL that is here'
+	@echo 'make mutation  break the package in many places, and show that the tests notice'
 	@echo 'make lint    check style and types'
 	@echo 'make stop    end the embedded PostgreSQL server'
 	@echo 'make clean   end it, and remove its data and all that these targets made'
@@ -35,6 +36,9 @@ test: $(installed)
 
 matrix:
 	@"$(PYTHON)" .ci/matrix.py
+
+mutation: $(installed)
+	@$(python) -m mutation
 
 # The plugin of mypy imports the settings: with a server named, none is started for it.
 lint: $(installed)

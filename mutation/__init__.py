@@ -1,0 +1,1 @@
+"""Deliberate breakages of the package, and whether the tests notice: `python -m mutation --help`."""

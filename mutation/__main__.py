@@ -1,0 +1,193 @@
+"""Break the package in one place after another, and show that the tests notice.
+
+    python -m mutation [--only TEXT] [--jobs N] [--write]
+
+Each breakage is applied to a copy of the working tree, whose tests run until the first that fails. One that none of
+them notices is a gap in the tests, and makes the exit status 1. Before that the tests pass on an unbroken copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutation.mutants import MUTANTS, Mutant
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "proof.md"
+BEGIN, END = "<!-- mutation: written by python -m mutation --write -->", "<!-- end of mutation -->"
+LIMIT = 300  # seconds for the tests of one breakage: one that makes them hang is noticed too
+# The statuses of pytest: https://docs.pytest.org/en/stable/reference/exit-codes.html
+PASSED, FAILED = 0, 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of the tests of a broken copy."""
+
+    mutant: Mutant
+    noticed_by: str | None
+    output: str
+
+
+class Copy:
+    """A copy of the working tree, with a server of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        names = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.split("\0")
+        for name in filter(None, names):
+            target = home / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # deleted, and not committed yet
+                shutil.copy2(ROOT / name, target)
+
+    @contextlib.contextmanager
+    def broken(self, mutant: Mutant) -> Iterator[None]:
+        """Break the copy for the length of a block."""
+        path = self.home / "django_advisory_lock" / mutant.module
+        text = path.read_text(encoding="utf-8")
+        if text.count(mutant.old) != 1:
+            raise SystemExit(f"{mutant.name!r} does not fit {mutant.module} any more: mend mutation/mutants.py.")
+        path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        try:
+            yield
+        finally:
+            path.write_text(text, encoding="utf-8")
+
+    def test(self, tests: Iterable[str]) -> tuple[int, str]:
+        """Run some files of tests up to the first failure; return the status of pytest and what it wrote."""
+        files = [f"tests/{name}.py" for name in tests]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *files]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "COVERAGE"))}
+        environment = {**environment, "PYTHONDONTWRITEBYTECODE": "1"}
+        process = subprocess.Popen(
+            command,
+            cwd=self.home,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return FAILED, ""
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # what a test has left
+                os.killpg(process.pid, signal.SIGKILL)
+        return process.returncode, output
+
+    def wipe(self) -> None:
+        """End the server of this copy, and remove its data."""
+        subprocess.run([sys.executable, "-m", "testproject.embedded_postgres", "wipe"], cwd=self.home, check=False)
+
+
+def judge(mutant: Mutant, status: int, output: str) -> Result:
+    """Tell who noticed a breakage; a copy that cannot even be imported proves nothing."""
+    if status not in (PASSED, FAILED):
+        raise SystemExit(f"{mutant.name!r}: pytest ended with {status}.\n{output}")
+    noticed = [line.split(" ", 2)[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return Result(mutant, None if status == PASSED else noticed[0] if noticed else "a limit of time", output)
+
+
+def run(mutants: list[Mutant], jobs: int) -> list[Result]:
+    """Try the unbroken package, then all breakages, several at a time."""
+    with tempfile.TemporaryDirectory(prefix="advisory-lock-mutation-") as home:
+        os.chmod(home, 0o755)  # the account of the server has to come in
+        copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        everyone = [Copy(Path(home, str(number))) for number in range(jobs)]
+        for copy in everyone:
+            copies.put(copy)
+
+        def attempt(mutant: Mutant) -> Result:
+            copy = copies.get()
+            started = time.monotonic()
+            try:
+                with copy.broken(mutant):
+                    result = judge(mutant, *copy.test(mutant.tests))
+            finally:
+                copies.put(copy)
+            print(
+                f"{'noticed ' if result.noticed_by else 'SURVIVED'} {time.monotonic() - started:4.0f} s  {mutant.name}",
+                flush=True,
+            )
+            return result
+
+        try:
+            _require_sound(everyone[0], mutants)
+            with ThreadPoolExecutor(jobs) as pool:
+                return list(pool.map(attempt, mutants))
+        finally:
+            for copy in everyone:
+                copy.wipe()
+
+
+def _require_sound(copy: Copy, mutants: list[Mutant]) -> None:
+    tests = sorted({test for mutant in mutants for test in mutant.tests})
+    status, output = copy.test(tests)
+    if status != PASSED:
+        raise SystemExit(f"The tests fail on the unbroken package:\n{output}")
+    print(f"The unbroken package passes {', '.join(tests)}.")
+
+
+def table(results: Iterable[Result]) -> str:
+    """Return the results as a table in Markdown."""
+    rows = (
+        f"| {result.mutant.name} | `{result.mutant.module}` | {_short(result.noticed_by)} |\n"
+        for result in sorted(results, key=lambda result: MUTANTS.index(result.mutant))
+    )
+    return f"| what is broken | where | noticed by |\n|---|---|---|\n{''.join(rows)}"
+
+
+def _short(test: str | None) -> str:
+    return "**nobody**" if test is None else f"`{test.split('[')[0].removeprefix('tests/')}`" if "::" in test else test
+
+
+def write(text: str) -> None:
+    """Put the table into its page."""
+    page = PAGE.read_text(encoding="utf-8")
+    before, rest = page.split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="TEXT", help="those alone whose name or module has this in it")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="how many at a time")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.relative_to(ROOT)}")
+    options = parser.parse_args()
+    mutants = [mutant for mutant in MUTANTS if options.only in mutant.name or options.only in mutant.module]
+    if not mutants:
+        parser.error(f"no breakage has {options.only!r} in its name")
+    results = run(mutants, options.jobs)
+    survivors = [result for result in results if result.noticed_by is None]
+    print(f"\n{table(results)}\n{len(results) - len(survivors)} of {len(results)} were noticed.")
+    if options.write:
+        write(table(results))
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
