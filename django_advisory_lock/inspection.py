@@ -113,13 +113,16 @@ def locks_on(keys: Sequence[LockKey], using: str | None = None) -> list[KeyLock]
     """Return who holds some keys and who waits for them, with all columns, holders first. One query."""
     with sessions.connection_for(conf.get_database() if using is None else using).cursor() as cursor:
         cursor.execute(sql.ALL_LOCKS_ON, sql.arrays(keys))
-        return _named(keys, cursor.fetchall())
+        rows = cursor.fetchall()
+    found = known.Names(None, keys)
+    return [_lock(found.read(*row[:3]), row) for row in rows]
 
 
 def read_key_locks(cursor: Any, keys: Sequence[LockKey]) -> list[KeyLock]:
     """Ask the server who holds some keys and who waits for them, holders first. One query."""
     cursor.execute(sql.KEY_LOCKS, sql.arrays(keys))
-    return _named(keys, cursor.fetchall())
+    by_columns = {key.pg_locks: known.Meaning(key, True) for key in keys}
+    return [_lock(by_columns[row[:3]], row) for row in cursor.fetchall()]
 
 
 def read_all_locks(cursor: Any, using: str | None, names: Iterable[LockKey] = ()) -> list[KeyLock]:
@@ -130,11 +133,6 @@ def read_all_locks(cursor: Any, using: str | None, names: Iterable[LockKey] = ()
         return []
     found = known.Names(using, names)
     return [_lock(found.read(*row[:3]), row) for row in rows]
-
-
-def _named(keys: Sequence[LockKey], rows: list[Any]) -> list[KeyLock]:
-    by_columns = {key.pg_locks: known.Meaning(key, True) for key in keys}
-    return [_lock(by_columns[row[:3]], row) for row in rows]
 
 
 def _lock(meaning: known.Meaning, row: Sequence[Any]) -> KeyLock:

@@ -80,7 +80,8 @@ class Names:
         """Read back what a row of `pg_locks` shows."""
         number = keys.LockKey.from_pg_locks(classid, objid, objsubid)
         key = self._keys.get(number)
-        if key is not None or len(number.args) == 1 or number.args[0] not in self._models or number.args[1] < 0:
+        scope, row = number.args if len(number.args) == 2 else (0, -1)
+        if scope not in self._models or row < 0:
             return Meaning(key or number, key is not None)
-        name, model = self._models[number.args[0]]
-        return Meaning(keys.LockKey(number.args, f"{name}:{number.args[1]}"), True, model, number.args[1])
+        name, model = self._models[scope]
+        return Meaning(key or keys.LockKey(number.args, f"{name}:{row}"), True, model, row)

@@ -316,6 +316,10 @@ class TestList:
             "blocked_by": [],
         }
         assert (waits["mode"], waits["status"], waits["blocked_by"]) == ("exclusive", "waiting", [other.pid])
+        asked = json.loads(called("list", "--model", "testapp.account", "42", "--json"))["locks"]
+        assert [(lock["name"], lock["model"], lock["object_pk"]) for lock in asked] == 2 * [
+            ("testapp.account:42", "testapp.account", 42)
+        ]
         other.drop(key, shared=True)
         waiting.result()
         status, _ = outcome("list", "--model", "testapp.account", "42", json=True)

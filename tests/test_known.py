@@ -74,6 +74,11 @@ class TestModels:
         )
         assert read(model_key(Account, pk=42)).key.name == "testapp.account:42"
 
+    def test_a_row_that_somebody_names(self) -> None:
+        """As code that is decorated with the key of one row, or who asks for it: it is a row all the same."""
+        meaning = read(model_key(Account, pk=42), more=[LockKey(model_key(Account, pk=42).args, "the first")])
+        assert (meaning.key.name, meaning.model, meaning.object_pk) == ("the first", "testapp.account", 42)
+
     def test_a_model_as_a_whole(self) -> None:
         assert read(model_key(Account)).key.name == "testapp.account"
         assert read(model_key(Account)).model is None
