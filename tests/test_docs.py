@@ -1261,7 +1261,7 @@ class TestMonitoring:
                 assert attributes.pop("name") == name
                 found[metric.name, attributes.pop("kind")] = point
                 assert attributes == {}
-        numbers = {key: getattr(point, "value", None) or point.count for key, point in found.items()}
+        numbers = {key: point.value if hasattr(point, "value") else point.count for key, point in found.items()}
         assert numbers == {
             ("advisory_lock.acquired", "AdvisoryLock"): 3,
             ("advisory_lock.busy", "TryAdvisoryLock"): 1,
@@ -1287,6 +1287,29 @@ class TestMonitoring:
         counted = ("acquired_total", "busy_total", "lost_total", "waited_seconds_count", "held_seconds_count")
         assert {key: float(samples[key]) for key in counted} == dict(zip(counted, (3, 1, 1, 3, 2), strict=True))
         assert 0 < float(samples["held_seconds_sum"]) < LIMIT
+
+    @pytest.mark.parametrize("section", ["opentelemetry", "prometheus"])
+    def test_losses_are_shown_before_there_is_one(
+        self, section: str, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A counter that first appears as 1 is no increase, so the alert would miss the first loss of each name."""
+        exported = InMemoryMetricReader()
+        provider = MeterProvider(metric_readers=[exported])
+        monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
+        with reader() as page:
+            run_section(self.PAGE, "labels", page)
+            run_section(self.PAGE, section, page)
+            with advisory_lock(name, 42):
+                pass
+            if section == "prometheus":
+                shown_as = f'advisory_lock_lost_total{{kind="AdvisoryLock",name="{name}"}} 0.0'
+                assert shown_as in generate_latest().decode()
+            else:
+                data = exported.get_metrics_data()
+                assert data is not None
+                found = {each.name: each for each in data.resource_metrics[0].scope_metrics[0].metrics}
+                assert [getattr(point, "value", None) for point in found["advisory_lock.lost"].data.data_points] == [0]
+        provider.shutdown()
 
     def test_the_log(self, name: str, other: OtherSession, tmp_path: Path) -> None:
         """A busy lock is not in it, a long wait and a lost lock are."""
