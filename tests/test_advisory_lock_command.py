@@ -198,7 +198,7 @@ class TestKeys:
             (["--model", "account"], "There is no model 'account': name one as app_label.model."),
             (["--model", "shop.nothing", "1"], "There is no model 'shop.nothing'"),
             (["--model", "testapp.account", "x"], "'x' is no primary key of testapp.account."),
-            (["--model", "testapp.account", "1", "2"], "no primary key of testapp.account."),
+            (["--model", "testapp.account", "1", "2"], "A tuple of 2 values is no primary key of testapp.account."),
             (["--model", "testapp.membership", "1"], "a tuple of 2 values"),
         ],
         ids=str,

@@ -83,7 +83,7 @@ def _add_base_arguments(parser: CommandParser) -> None:
         type=int,
         choices=range(4),
         default=argparse.SUPPRESS,
-        help="0 is quiet: the exit status says it all.",
+        help="0 is quiet but for errors and warnings: the exit status says it all.",
     )
     for option in ("--settings", "--pythonpath"):
         common.add_argument(option, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
