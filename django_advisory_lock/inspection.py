@@ -7,14 +7,18 @@ https://www.postgresql.org/docs/current/view-pg-locks.html
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from datetime import timezone as fixed
 from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.utils import timezone
 
 from . import conf, known, sessions, sql
 from .keys import lock_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from datetime import datetime
 
     from .keys import KeyLike, LockKey
 
@@ -140,9 +144,20 @@ def _named(keys: Sequence[LockKey], rows: list[Any]) -> list[KeyLock]:
 def _lock(meaning: known.Meaning, row: Sequence[Any]) -> KeyLock:
     values: dict[str, Any] = dict(zip(_COLUMNS, row[3:], strict=False))  # an error needs only the first of them
     values["blocked_by"] = tuple(values.get("blocked_by", ()))
+    values.update((name, _moment(values.get(name))) for name in _MOMENTS)
     return KeyLock(**meaning._asdict(), **values)
 
 
+def _moment(microseconds: int | None) -> datetime | None:
+    """Return a moment as Django has them: aware, or naive in the default time zone."""
+    if microseconds is None:
+        return None
+    moment = EPOCH + timedelta(microseconds=microseconds)
+    return moment if settings.USE_TZ else timezone.make_naive(moment, timezone.get_default_timezone())
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=fixed.utc)
+_MOMENTS = ("query_start", "waiting_since", "backend_start")
 _COLUMNS = [field.name for field in fields(KeyLock) if field.name not in known.Meaning._fields]
 
 
