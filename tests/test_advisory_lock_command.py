@@ -770,6 +770,21 @@ class TestInterrupted:
             pytest.fail("never ran to its end")
         assert point > 30
 
+    def test_before_the_thread_has_begun(self, monkeypatch: pytest.MonkeyPatch, told: Path) -> None:
+        """It starts nothing then."""
+        threads: list[Callable[[], None]] = []
+
+        def strike(function: Callable[[], None]) -> NoReturn:
+            threads.append(function)
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(child, "start_thread", strike)
+        with contextlib.closing(inbox.Inbox()) as messages, contextlib.closing(Terminal()) as terminal:
+            with pytest.raises(ZeroDivisionError):
+                child.Child(messages, terminal, LIMIT).run(["touch", str(told)])
+            threads[0]()
+        assert not told.exists()
+
     def test_killed_and_the_lock_stays_as_long_as_the_command_runs(self, name: str, other: OtherSession) -> None:
         process = start("run", name, "--", sys.executable, "-c", COUNT, "deaf")
         pid = ready(process)
