@@ -573,6 +573,16 @@ class TestPeriodicWork:
             write(f"{name}-{number}", other, last_succeeded_at=ago(1000))
         assert finding("periodic", "warning", "default").found.endswith(" and 3 more.")
 
+    @pytest.mark.parametrize("alias", ["same", "binding"])
+    def test_beside_another_engine(self, alias: str, name: str, other: OtherSession) -> None:
+        """The alias "default" may be SQLite, and says nothing of how to ask this database."""
+        write(name, other, last_succeeded_at=ago(1000))
+        held, connections["default"] = connections["default"], connections["sqlite"]
+        try:
+            assert repr(name) in finding("periodic", "warning", alias).found
+        finally:
+            connections["default"] = held
+
     def test_no_table(self, examined: str) -> None:
         assert "migrate" in finding("periodic", "note").advice
 
