@@ -11,6 +11,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_advisory_lock import LockKey, LockTimeout, LockUnsupported, advisory_lock, lock_key
+from django_advisory_lock.ending import Outcome, end_session, start_of
 from django_advisory_lock.inspection import (
     KeyLock,
     all_locks,
@@ -20,8 +21,9 @@ from django_advisory_lock.inspection import (
     read_key_locks,
     waiting_locks,
 )
+from django_advisory_lock.testing import assert_no_locks
 from tests.server import Watcher, new_server
-from tests.support import OtherSession, Thread, statements, value
+from tests.support import OtherSession, Thread, extra_alias, statements, value
 
 
 def read(key: LockKey) -> list[KeyLock]:
@@ -121,6 +123,26 @@ class TestAll:
         assert (lock.key.args, lock.pid) == (lock_key(name).args, elsewhere.pid)
         assert [lock.key for lock in holders_of(name, using="other")] == [lock_key(name)]
         elsewhere.close()
+
+    def test_the_locks_of_an_extension(self, name: str, other: OtherSession) -> None:
+        """TimescaleDB and Citus take advisory locks whose form no function of PostgreSQL has; these stand for them."""
+        other.take(LockKey.pair(7, 8))
+        schema = name.replace("-", "_")
+        other.raw.execute(f"CREATE SCHEMA {schema}")
+        try:
+            columns = "locktype, database, classid, objid, {}, pid, mode, granted, waitstart"
+            other.raw.execute(
+                f"CREATE VIEW {schema}.pg_locks AS SELECT {columns.format('objsubid')} FROM pg_catalog.pg_locks"
+                f" WHERE locktype <> 'advisory' UNION ALL SELECT {columns.format('29749::int2')}"
+                f" FROM pg_catalog.pg_locks WHERE locktype = 'advisory'"
+            )
+            with extra_alias("extended", {"options": f"-c search_path={schema},pg_catalog"}) as alias:
+                assert all_locks(alias) == []
+                assert_no_locks(alias)
+                (lock,) = holders_of(LockKey.pair(7, 8))
+                assert end_session(other.pid, start_of(lock), alias, timeout=5) is Outcome.GONE
+        finally:
+            other.raw.execute(f"DROP SCHEMA {schema} CASCADE")
 
     def test_a_queue(self, name: str, other: OtherSession) -> None:
         """Who waits longest comes first, and blocks those behind."""
