@@ -113,7 +113,11 @@ def locks_on(keys: Sequence[LockKey], using: str | None = None) -> list[KeyLock]
     """Return who holds some keys and who waits for them, with all columns, holders first. One query."""
     with sessions.connection_for(conf.get_database() if using is None else using).cursor() as cursor:
         cursor.execute(sql.ALL_LOCKS_ON, sql.arrays(keys))
-        return _named(keys, cursor.fetchall())
+        rows = cursor.fetchall()
+    if any(len(key.args) == 2 for key in keys):  # rows of models, maybe
+        found = known.Names(None, keys)
+        return [_lock(found.read(*row[:3]), row) for row in rows]
+    return _named(keys, rows)
 
 
 def read_key_locks(cursor: Any, keys: Sequence[LockKey]) -> list[KeyLock]:

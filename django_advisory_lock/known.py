@@ -93,8 +93,8 @@ class Names:
     def read(self, classid: int, objid: int, objsubid: int) -> Meaning:
         """Read back what a row of `pg_locks` shows."""
         number = keys.LockKey.from_pg_locks(classid, objid, objsubid)
-        key = self._keys.get(number)
-        if key is not None or len(number.args) == 1 or number.args[0] not in self._models or number.args[1] < 0:
+        key, (first, *rest) = self._keys.get(number), number.args
+        if not rest or rest[0] < 0 or first not in self._models:
             return Meaning(key or number, key is not None)
-        name, model = self._models[number.args[0]]
-        return Meaning(keys.LockKey(number.args, f"{name}:{number.args[1]}"), True, model, number.args[1])
+        name, model = self._models[first]
+        return Meaning(key or keys.LockKey(number.args, f"{name}:{rest[0]}"), True, model, rest[0])
