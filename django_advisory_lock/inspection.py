@@ -77,11 +77,12 @@ class KeyLock:
 
 
 def held_locks(using: str | None = None, *, names: Iterable[KeyLike] = ()) -> list[KeyLock]:
-    """Return the advisory locks that are held in a database now, by whomever, with one query.
+    """Return the advisory locks that are held in a database now, by whomever.
 
-    `using` is the alias of the database, by default `ADVISORY_LOCK_DATABASE`. `names` are keys, as `lock_key()` takes
-    them, that rows may stand for beside those that are known: models, installed commands, periodic work, and what
-    decorates or guards the code that this process has imported.
+    One query asks for them and, where there are any, one for the names of periodic work. `using` is the alias of the
+    database, by default `ADVISORY_LOCK_DATABASE`. `names` are keys, as `lock_key()` takes them, that rows may stand for
+    beside those that are known: models, installed commands, periodic work, and what decorates or guards the code that
+    this process has imported.
 
     Raises `LockUnsupported` where the database is not PostgreSQL. See
     https://www.postgresql.org/docs/current/view-pg-locks.html.
@@ -103,7 +104,7 @@ def holders_of(*key: KeyLike, using: str | None = None) -> list[KeyLock]:
 
 
 def all_locks(using: str | None = None, *, names: Iterable[KeyLike] = ()) -> list[KeyLock]:
-    """Return what `held_locks()` and `waiting_locks()` return, of one moment: holders first. One query."""
+    """Return what `held_locks()` and `waiting_locks()` return, of one moment: holders first."""
     alias, more = conf.get_database() if using is None else using, [lock_key(name) for name in names]
     with sessions.connection_for(alias).cursor() as cursor:
         return read_all_locks(cursor, alias, more)
