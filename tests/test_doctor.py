@@ -7,6 +7,7 @@ import io
 import json
 import random
 import re
+import socket
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -253,6 +254,18 @@ class TestLimitedTime:
         with server.alias(ALIAS, **proxy.settings):
             finding("connection", "error")
             proxy.cut()
+
+    def test_a_dead_host_before_the_one_that_lives(
+        self, watcher: Watcher, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(visits, "LIMIT", 5)
+        with socket.create_server((ADDRESS, 0)) as silent:  # the kernel accepts, and nobody answers
+            hosts: dict[str, Any] = {
+                "HOST": f"{ADDRESS},{ADDRESS}",
+                "PORT": f"{silent.getsockname()[1]},{server.parameters['port']}",
+            }
+            with server.alias(ALIAS, **hosts) as alias, visits.first_session(alias) as session:
+                assert session.one("SELECT 1") == 1
 
     def test_a_session_that_is_over_before_it_begins(self, examined: str) -> None:
         session = visits.first_session(examined)
