@@ -81,11 +81,12 @@ class KeyLock:
 
 
 def held_locks(using: str | None = None, *, names: Iterable[KeyLike] = ()) -> list[KeyLock]:
-    """Return the advisory locks that are held in a database now, by whomever, with one query.
+    """Return the advisory locks that are held in a database now, by whomever.
 
-    `using` is the alias of the database, by default `ADVISORY_LOCK_DATABASE`. `names` are keys, as `lock_key()` takes
-    them, that rows may stand for beside those that are known: models, installed commands, periodic work, and what
-    decorates or guards the code that this process has imported.
+    One query asks for them and, where there are any, one for the names of periodic work. `using` is the alias of the
+    database, by default `ADVISORY_LOCK_DATABASE`. `names` are keys, as `lock_key()` takes them, that rows may stand for
+    beside those that are known: models, installed commands, periodic work, and what decorates or guards the code that
+    this process has imported.
 
     Raises `LockUnsupported` where the database is not PostgreSQL. See
     https://www.postgresql.org/docs/current/view-pg-locks.html.
@@ -107,7 +108,7 @@ def holders_of(*key: KeyLike, using: str | None = None) -> list[KeyLock]:
 
 
 def all_locks(using: str | None = None, *, names: Iterable[KeyLike] = ()) -> list[KeyLock]:
-    """Return what `held_locks()` and `waiting_locks()` return, of one moment: holders first. One query."""
+    """Return what `held_locks()` and `waiting_locks()` return, of one moment: holders first."""
     alias, more = conf.get_database() if using is None else using, [lock_key(name) for name in names]
     with sessions.connection_for(alias).cursor() as cursor:
         return read_all_locks(cursor, alias, more)
@@ -117,7 +118,11 @@ def locks_on(keys: Sequence[LockKey], using: str | None = None) -> list[KeyLock]
     """Return who holds some keys and who waits for them, with all columns, holders first. One query."""
     with sessions.connection_for(conf.get_database() if using is None else using).cursor() as cursor:
         cursor.execute(sql.ALL_LOCKS_ON, sql.arrays(keys))
-        return _named(keys, cursor.fetchall())
+        rows = cursor.fetchall()
+    if any(len(key.args) == 2 for key in keys):  # rows of models, maybe
+        found = known.Names(None, keys)
+        return [_lock(found.read(*row[:3]), row) for row in rows]
+    return _named(keys, rows)
 
 
 def read_key_locks(cursor: Any, keys: Sequence[LockKey]) -> list[KeyLock]:

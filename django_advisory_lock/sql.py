@@ -238,9 +238,11 @@ SELECT CAST(l.classid AS bigint), CAST(l.objid AS bigint), CAST(l.objsubid AS in
  l.pid, coalesce(l.pid = pg_backend_pid(), false) AS own, l.mode = '{MODES[True]}' AS shared, l.granted,
  coalesce(a.application_name, '') AS application_name, a.state,
  CAST(extract(epoch FROM clock_timestamp() - a.state_change) AS double precision) AS seconds_in_state"""
+# Extensions, such as TimescaleDB and Citus, have advisory locks of other forms for themselves.
+_OF_KEYS = f"l.locktype = 'advisory' AND l.objsubid IN (1, 2) AND l.database = {_DATABASE}"
 _FROM_LOCKS = f"""\
 FROM pg_locks l LEFT JOIN pg_stat_get_activity(NULL) a ON a.pid = l.pid
-WHERE l.locktype = 'advisory' AND l.database = {_DATABASE}"""
+WHERE {_OF_KEYS}"""
 _IN_ASKED = "AND (CAST(l.classid AS bigint), CAST(l.objid AS bigint), CAST(l.objsubid AS int)) IN (SELECT * FROM asked)"
 _HOLDERS_FIRST = "ORDER BY l.granted DESC, l.waitstart, l.pid"
 _WITH_ASKED = f"WITH asked AS MATERIALIZED (SELECT {_COLUMNS_OF_KEY} FROM unnest({_ASKED}) AS k(a, b, p))"
@@ -276,7 +278,7 @@ OWN_SESSION = f"SELECT a.pid, {_START} FROM pg_stat_get_activity(pg_backend_pid(
 END_SESSION = f"""\
 SELECT pg_terminate_backend(a.pid, CAST(%s AS bigint)) FROM pg_stat_get_activity(CAST(%s AS int)) a
 WHERE {_START} IS NOT DISTINCT FROM CAST(%s AS bigint) AND a.pid <> pg_backend_pid() AND EXISTS (
- SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.pid = a.pid AND l.database = {_DATABASE})"""
+ SELECT FROM pg_locks l WHERE l.pid = a.pid AND {_OF_KEYS})"""
 
 # The modes in which the session that is asked holds each of some keys. Parameters: arrays. Rows: position, mode.
 OWN_MODES = f"""\
