@@ -32,11 +32,12 @@ from django.db import OperationalError, ProgrammingError, transaction
 from django.test import override_settings
 
 from django_advisory_lock import LockHandle, LockKey, advisory_lock, lock_key, model_key
-from django_advisory_lock.inspection import KeyLock
+from django_advisory_lock.inspection import KeyLock, waiting_locks
 from django_advisory_lock.management import child, inbox
 from django_advisory_lock.management.subcommands import terminating
 from django_advisory_lock.management.subcommands.base import Status
 from django_advisory_lock.management.subcommands.listing import table
+from django_advisory_lock.management.terminal import Terminal
 from django_advisory_lock.signals import lock_acquired
 from tests.server import new_server
 from tests.support import (
@@ -51,6 +52,7 @@ from tests.support import (
     value,
     wait_until,
 )
+from tests.test_interrupts import interrupt_at, raises
 from tests.testapp.models import Account, Membership
 
 pytestmark = pytest.mark.usefixtures("other")
@@ -410,6 +412,15 @@ def state(pid: int) -> str:
 
 
 @contextlib.contextmanager
+def same_mask() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
 def handled(number: signal.Signals, handler: Any) -> Iterator[None]:
     before = signal.signal(number, handler)
     try:
@@ -604,7 +615,9 @@ class TestSignals:
         assert ended(process) == (0, b"", b"")
 
     def test_stopped_and_continued_together(self, name: str, other: OtherSession) -> None:
-        process = start("run", name, "--", sys.executable, "-c", COUNT, "CONT", env=environment(**measured()))
+        # In a process group of its own, or the kernel would stop nobody whom no shell could continue.
+        command = ("run", name, "--", sys.executable, "-c", COUNT, "CONT")
+        process = start(*command, env=environment(**measured()), preexec_fn=os.setpgrp)
         pid = ready(process)
         process.send_signal(signal.SIGTSTP)
         wait_until(lambda: state(pid) == state(process.pid) == "T", "stop of both")
@@ -745,6 +758,36 @@ class TestInterrupted:
             )
         assert not is_alive(int(told.read_text()))
         assert other.is_free(lock_key(name))
+
+    def test_at_every_line_while_it_starts(self) -> None:
+        """Nothing is left running, also where the interrupt comes right before its pid is known."""
+        seconds = f"300.{os.getpid()}"
+        for point in range(1, 1000):
+            with contextlib.closing(inbox.Inbox()) as messages, contextlib.closing(Terminal()) as terminal, same_mask():
+                messages.put("lost")  # so that it is ended as soon as it has begun
+                run: Any = partial(child.Child(messages, terminal, LIMIT).run, ["sleep", seconds])
+                place = interrupt_at(point, raises(ZeroDivisionError), run)
+            assert subprocess.run(["pgrep", "-f", f"^sleep {seconds}"], check=False, capture_output=True).stdout == b""
+            if place is None:
+                break
+        else:
+            pytest.fail("never ran to its end")
+        assert point > 30
+
+    def test_before_the_thread_has_begun(self, monkeypatch: pytest.MonkeyPatch, told: Path) -> None:
+        """It starts nothing then."""
+        threads: list[Callable[[], None]] = []
+
+        def strike(function: Callable[[], None]) -> NoReturn:
+            threads.append(function)
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(child, "start_thread", strike)
+        with contextlib.closing(inbox.Inbox()) as messages, contextlib.closing(Terminal()) as terminal:
+            with pytest.raises(ZeroDivisionError):
+                child.Child(messages, terminal, LIMIT).run(["touch", str(told)])
+            threads[0]()
+        assert not told.exists()
 
     def test_killed_and_the_lock_stays_as_long_as_the_command_runs(self, name: str, other: OtherSession) -> None:
         process = start("run", name, "--", sys.executable, "-c", COUNT, "deaf")
@@ -991,7 +1034,7 @@ class TestTerminate:
     def test_ends_one_that_waits(self, name: str, holder: OtherSession, other: OtherSession) -> None:
         waiting = Thread(lambda: advisory_lock(name).acquire())
         other.wait_for_waiters(lock_key(name))
-        pid = other.one("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        (pid,) = [lock.pid for lock in waiting_locks()]
         assert called("terminate", str(pid), interactive=False).endswith(f"The session {pid} has ended.\n")
         with pytest.raises(OperationalError):
             waiting.result()

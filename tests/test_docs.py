@@ -842,7 +842,11 @@ class TestOperating:
 
     PAGE = "docs/operating.md"
     LINES = sorted(
-        {match for block in BLOCKS for match in re.findall(r"advisory_lock (?:list|run|terminate).*", block.text)}
+        {
+            match
+            for block in BLOCKS
+            for match in re.findall(r"advisory_lock (?:list|run|doctor|terminate).*", block.text)
+        }
     )
 
     def parser(self) -> Any:
@@ -850,10 +854,10 @@ class TestOperating:
 
     @pytest.mark.parametrize("line", LINES)
     def test_what_is_typed_is_understood(self, line: str) -> None:
-        options = self.parser().parse_args(shlex.split(shown(line))[1:])
+        options = self.parser().parse_args(shlex.split(shown(line), comments=True)[1:])
         if options.subcommand == "run":
             assert options.key
-            assert options.command_line[0] in {"pg_dump", "./sync-account", "sh"}
+            assert options.command_line[0] in {"pg_dump", "./sync-account", "./backup", "sh"}
 
     @pytest.mark.parametrize(("typed", "python"), table(PAGE, "on the command line"))
     def test_ways_to_name_a_lock(self, typed: str, python: str) -> None:
