@@ -321,6 +321,35 @@ class TestList:
         status, _ = outcome("list", "--model", "testapp.account", "42", json=True)
         assert status == 1
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("streams", "status", "said"),
+        [
+            (">&-", 0, b""),
+            ("<&- >&- 2>&-", 0, b""),
+            (">/dev/full", 74, b"CommandError: Cannot write to stdout: No space left on device\n"),
+        ],
+        ids=["closed", "all closed", "full"],
+    )
+    def test_where_it_cannot_be_shown(
+        self, streams: str, status: int, said: bytes, name: str, other: OtherSession
+    ) -> None:
+        """The status never is that of a lock that is free."""
+        other.take(lock_key(name))
+        assert ended(start("list", name, wrap=("sh", "-c", f'"$@" {streams}', "sh"))) == (status, b"", said)
+        other.drop(lock_key(name))
+
+    @pytest.mark.slow
+    def test_nobody_reads_it(self, name: str, other: OtherSession) -> None:
+        other.take(lock_key(name))
+        ear, mouth = os.pipe()
+        os.close(ear)
+        process = start("list", name, stdout=mouth)
+        os.close(mouth)
+        assert process.wait(LIMIT) == 128 + signal.SIGPIPE
+        assert ended(process)[2] == b""
+        other.drop(lock_key(name))
+
     def test_names_that_could_do_harm(self, name: str, other: OtherSession) -> None:
         """A name is anybody's text, and so is what an application calls itself."""
         hostile = f"<b>'\"&\x1b[31m\n\u202e🔒é{name}"
@@ -470,6 +499,16 @@ class TestRun:
         status, out, errors = ended(start("run", name, "--", str(plain_file)))
         assert (status, out, errors.decode()) == (126, b"", f"CommandError: {plain_file}: Permission denied\n")
         assert ended(start("list", name)) == (1, f"{name!r} is free.\n".encode(), b"")
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("streams", "status", "said"),
+        [("2>&-", 127, b""), ("2>/dev/full", 127, b""), ("<&- >&- 2>&-", 127, b"")],
+        ids=["no stderr", "full stderr", "none"],
+    )
+    def test_nobody_reads_why(self, streams: str, status: int, said: bytes, name: str, tmp_path: Path) -> None:
+        process = start("run", name, "--", str(tmp_path / "missing"), wrap=("sh", "-c", f'"$@" {streams}', "sh"))
+        assert ended(process) == (status, b"", said)
 
     def test_as_cron_and_systemd_start_it(self, name: str, other: OtherSession) -> None:
         """No terminal, closed standard input, next to nothing in the environment."""
