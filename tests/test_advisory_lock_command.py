@@ -670,6 +670,18 @@ class TestSignals:
         assert (tmp_path / "done").exists()
         assert other.is_free(lock_key(name))
 
+    @pytest.mark.slow
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt its orphans")
+    def test_the_first_process_of_a_container(self, name: str, other: OtherSession) -> None:
+        """It is the parent of what the command leaves, and nobody else lets go of that when it has ended."""
+        adopt = "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
+        shell = "sleep 500 & echo ready $$; exec sleep 500"
+        process = start("run", name, "--grace", "500", "--", "sh", "-c", shell, wrap=(sys.executable, "-c", adopt))
+        ready(process)
+        process.terminate()
+        assert ended(process)[0] == 128 + signal.SIGTERM
+        assert other.is_free(lock_key(name))
+
     def test_what_goes_on_all_the_same_is_left(self, name: str, told: Path, other: OtherSession) -> None:
         """After the time of grace: nobody asked for its death."""
         line = ("--grace", "0.1", "--", "sh", "-c", 'sh -c "$0" & wait', stubborn(told))
