@@ -327,6 +327,35 @@ class TestList:
         status, _ = outcome("list", "--model", "testapp.account", "42", json=True)
         assert status == 1
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("streams", "status", "said"),
+        [
+            (">&-", 0, b""),
+            ("<&- >&- 2>&-", 0, b""),
+            (">/dev/full", 74, b"CommandError: Cannot write to stdout: No space left on device\n"),
+        ],
+        ids=["closed", "all closed", "full"],
+    )
+    def test_where_it_cannot_be_shown(
+        self, streams: str, status: int, said: bytes, name: str, other: OtherSession
+    ) -> None:
+        """The status never is that of a lock that is free."""
+        other.take(lock_key(name))
+        assert ended(start("list", name, wrap=("sh", "-c", f'"$@" {streams}', "sh"))) == (status, b"", said)
+        other.drop(lock_key(name))
+
+    @pytest.mark.slow
+    def test_nobody_reads_it(self, name: str, other: OtherSession) -> None:
+        other.take(lock_key(name))
+        ear, mouth = os.pipe()
+        os.close(ear)
+        process = start("list", name, stdout=mouth)
+        os.close(mouth)
+        assert process.wait(LIMIT) == 128 + signal.SIGPIPE
+        assert ended(process)[2] == b""
+        other.drop(lock_key(name))
+
     def test_names_that_could_do_harm(self, name: str, other: OtherSession) -> None:
         """A name is anybody's text, and so is what an application calls itself."""
         hostile = f"<b>'\"&\x1b[31m\n\u202e🔒é{name}"
@@ -485,6 +514,16 @@ class TestRun:
         status, out, errors = ended(start("run", name, "--", str(plain_file)))
         assert (status, out, errors.decode()) == (126, b"", f"CommandError: {plain_file}: Permission denied\n")
         assert ended(start("list", name)) == (1, f"{name!r} is free.\n".encode(), b"")
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("streams", "status", "said"),
+        [("2>&-", 127, b""), ("2>/dev/full", 127, b""), ("<&- >&- 2>&-", 127, b"")],
+        ids=["no stderr", "full stderr", "none"],
+    )
+    def test_nobody_reads_why(self, streams: str, status: int, said: bytes, name: str, tmp_path: Path) -> None:
+        process = start("run", name, "--", str(tmp_path / "missing"), wrap=("sh", "-c", f'"$@" {streams}', "sh"))
+        assert ended(process) == (status, b"", said)
 
     def test_as_cron_and_systemd_start_it(self, name: str, other: OtherSession) -> None:
         """No terminal, closed standard input, next to nothing in the environment."""
@@ -646,6 +685,18 @@ class TestSignals:
         work = f"trap '{trap}' TERM; echo $$ >{told}; while :; do sleep 0.02; done"
         assert run_and(act, told, name, "--", "sh", "-c", 'sh -c "$0" & wait', work)[0] == 143
         assert (tmp_path / "done").exists()
+        assert other.is_free(lock_key(name))
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt its orphans")
+    def test_the_first_process_of_a_container(self, name: str, other: OtherSession) -> None:
+        """It is the parent of what the command leaves, and nobody else lets go of that when it has ended."""
+        adopt = "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
+        shell = "sleep 500 & echo ready $$; exec sleep 500"
+        process = start("run", name, "--grace", "500", "--", "sh", "-c", shell, wrap=(sys.executable, "-c", adopt))
+        ready(process)
+        process.terminate()
+        assert ended(process)[0] == 128 + signal.SIGTERM
         assert other.is_free(lock_key(name))
 
     def test_what_goes_on_all_the_same_is_left(self, name: str, told: Path, other: OtherSession) -> None:

@@ -121,6 +121,10 @@ class Child:
 
     def _is_something_left(self) -> bool:
         """Whether there is more of a group that was told to end, and still time to wait for that."""
+        # The first process of a container is the parent of its orphans, which else stay in the group as zombies.
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-self._pid, os.WNOHANG)[0]:
+                pass
         return self._was_told and time.monotonic() < self._leave_at and self._send(0)
 
     def _patience(self) -> float | None:

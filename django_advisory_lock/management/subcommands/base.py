@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from django.db.models import Model
 
 # Those that are not 0 or 1 come from sysexits.h, as far as it has them.
-USAGE, UNAVAILABLE, SOFTWARE, TEMPFAIL, NOPERM = 2, 69, 70, 75, 77
+USAGE, UNAVAILABLE, SOFTWARE, IOERR, TEMPFAIL, NOPERM = 2, 69, 70, 74, 75, 77
 
 
 class Status(CommandError):
