@@ -1051,8 +1051,9 @@ class TestTerminate:
             status, message = outcome("terminate", str(session.pid), "--no-input")
             assert (status, "holds an advisory lock on 'default'" in message) == (1, True)
         with advisory_lock(name):
-            status, message = outcome("terminate", str(backend_pid()), "--no-input")
-        assert (status, "the own session" in message) == (1, True)
+            for alias in ("default", "same"):
+                status, message = outcome("terminate", str(backend_pid()), "--no-input", database=alias)
+                assert (status, "the own session" in message) == (1, True)
         assert outcome("terminate", str(elsewhere.pid), "--no-input", database="other") == (0, "")
         elsewhere.close()
 
