@@ -33,7 +33,7 @@ from django.test import override_settings
 
 from django_advisory_lock import LockHandle, LockKey, advisory_lock, lock_key, model_key
 from django_advisory_lock.inspection import KeyLock
-from django_advisory_lock.management import child, inbox
+from django_advisory_lock.management import child, inbox, surroundings
 from django_advisory_lock.management.subcommands import terminating
 from django_advisory_lock.management.subcommands.base import Status
 from django_advisory_lock.management.subcommands.listing import table
@@ -523,6 +523,25 @@ class TestRun:
         with pytest.raises(Status) as caught:
             called("run", name, "--", "sh", "-c", "exit 3")
         assert (caught.value.returncode, str(caught.value)) == (3, "sh ended with exit status 3.")
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process was started with")
+    @pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/Chicago", None])
+    def test_the_time_zone_of_the_machine(self, zone: str | None, name: str) -> None:
+        """Django puts its own into the environment, by default America/Chicago."""
+        env = {key: text for key, text in environment().items() if key != "TZ"} | ({"TZ": zone} if zone else {})
+        process = start("run", name, "--", "sh", "-c", "echo ${TZ-none}", env=env)
+        assert ended(process) == (0, f"{zone or 'none'}\n".encode(), b"")
+
+    @pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/Chicago"])
+    def test_a_time_zone_that_nobody_knows_of(
+        self, zone: str, name: str, told: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One that was set since stays, and where it cannot be told that of Django does."""
+        monkeypatch.setenv("TZ", zone)
+        monkeypatch.setattr(surroundings, "AT_START", told.parent / "missing")
+        assert outcome("run", name, "--", "sh", "-c", 'echo "$TZ" > "$1"', "sh", str(told)) == (0, "")
+        assert told.read_text() == f"{zone}\n"
 
     @pytest.mark.parametrize("arguments", [("x",), ("x", "--"), ("--", "true"), ("--int", "1")], ids=str)
     def test_both_have_to_be_named(self, arguments: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from .inbox import Inbox, is_main_thread, start_thread
+from .surroundings import environment
 from .terminal import Terminal
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Child:
         pids: SimpleQueue[int] = SimpleQueue()
         start_thread(lambda: _report(pids.get(), self._inbox))
         try:
-            self._pid = os.posix_spawnp(command[0], command, os.environ, setpgroup=0, setsigdef=IGNORED_BY_PYTHON)
+            self._pid = os.posix_spawnp(command[0], command, environment(), setpgroup=0, setsigdef=IGNORED_BY_PYTHON)
         finally:
             pids.put(self._pid)
         if self._terminal.is_all_ours():
