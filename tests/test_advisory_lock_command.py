@@ -336,7 +336,9 @@ class TestList:
     ) -> None:
         """The status never is that of a lock that is free."""
         other.take(lock_key(name))
-        assert ended(start("list", name, wrap=("sh", "-c", f'"$@" {streams}', "sh"))) == (status, b"", said)
+        assert ended(
+            start("list", name, wrap=("sh", "-c", f'"$@" {streams}', "sh"), env=environment(**measured()))
+        ) == (status, b"", said)
         other.drop(lock_key(name))
 
     @pytest.mark.slow
@@ -344,7 +346,7 @@ class TestList:
         other.take(lock_key(name))
         ear, mouth = os.pipe()
         os.close(ear)
-        process = start("list", name, stdout=mouth)
+        process = start("list", name, stdout=mouth, env=environment(**measured()))
         os.close(mouth)
         assert process.wait(LIMIT) == 128 + signal.SIGPIPE
         assert ended(process)[2] == b""
@@ -507,7 +509,14 @@ class TestRun:
         ids=["no stderr", "full stderr", "none"],
     )
     def test_nobody_reads_why(self, streams: str, status: int, said: bytes, name: str, tmp_path: Path) -> None:
-        process = start("run", name, "--", str(tmp_path / "missing"), wrap=("sh", "-c", f'"$@" {streams}', "sh"))
+        process = start(
+            "run",
+            name,
+            "--",
+            str(tmp_path / "missing"),
+            wrap=("sh", "-c", f'"$@" {streams}', "sh"),
+            env=environment(**measured()),
+        )
         assert ended(process) == (status, b"", said)
 
     def test_as_cron_and_systemd_start_it(self, name: str, other: OtherSession) -> None:
@@ -695,7 +704,18 @@ class TestSignals:
         """It is the parent of what the command leaves, and nobody else lets go of that when it has ended."""
         adopt = "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
         shell = "sleep 500 & echo ready $$; exec sleep 500"
-        process = start("run", name, "--grace", "500", "--", "sh", "-c", shell, wrap=(sys.executable, "-c", adopt))
+        process = start(
+            "run",
+            name,
+            "--grace",
+            "500",
+            "--",
+            "sh",
+            "-c",
+            shell,
+            wrap=(sys.executable, "-c", adopt),
+            env=environment(**measured()),
+        )
         ready(process)
         process.terminate()
         assert ended(process)[0] == 128 + signal.SIGTERM
