@@ -33,7 +33,7 @@ from django.test import override_settings
 
 from django_advisory_lock import LockHandle, LockKey, advisory_lock, lock_key, model_key
 from django_advisory_lock.inspection import KeyLock, waiting_locks
-from django_advisory_lock.management import child, inbox
+from django_advisory_lock.management import child, inbox, surroundings
 from django_advisory_lock.management.subcommands import terminating
 from django_advisory_lock.management.subcommands.base import Status
 from django_advisory_lock.management.subcommands.listing import table
@@ -342,7 +342,9 @@ class TestList:
     ) -> None:
         """The status never is that of a lock that is free."""
         other.take(lock_key(name))
-        assert ended(start("list", name, wrap=("sh", "-c", f'"$@" {streams}', "sh"))) == (status, b"", said)
+        assert ended(
+            start("list", name, wrap=("sh", "-c", f'"$@" {streams}', "sh"), env=environment(**measured()))
+        ) == (status, b"", said)
         other.drop(lock_key(name))
 
     @pytest.mark.slow
@@ -350,7 +352,7 @@ class TestList:
         other.take(lock_key(name))
         ear, mouth = os.pipe()
         os.close(ear)
-        process = start("list", name, stdout=mouth)
+        process = start("list", name, stdout=mouth, env=environment(**measured()))
         os.close(mouth)
         assert process.wait(LIMIT) == 128 + signal.SIGPIPE
         assert ended(process)[2] == b""
@@ -522,7 +524,14 @@ class TestRun:
         ids=["no stderr", "full stderr", "none"],
     )
     def test_nobody_reads_why(self, streams: str, status: int, said: bytes, name: str, tmp_path: Path) -> None:
-        process = start("run", name, "--", str(tmp_path / "missing"), wrap=("sh", "-c", f'"$@" {streams}', "sh"))
+        process = start(
+            "run",
+            name,
+            "--",
+            str(tmp_path / "missing"),
+            wrap=("sh", "-c", f'"$@" {streams}', "sh"),
+            env=environment(**measured()),
+        )
         assert ended(process) == (status, b"", said)
 
     def test_as_cron_and_systemd_start_it(self, name: str, other: OtherSession) -> None:
@@ -538,6 +547,25 @@ class TestRun:
         with pytest.raises(Status) as caught:
             called("run", name, "--", "sh", "-c", "exit 3")
         assert (caught.value.returncode, str(caught.value)) == (3, "sh ended with exit status 3.")
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process was started with")
+    @pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/Chicago", None])
+    def test_the_time_zone_of_the_machine(self, zone: str | None, name: str) -> None:
+        """Django puts its own into the environment, by default America/Chicago."""
+        env = {key: text for key, text in environment().items() if key != "TZ"} | ({"TZ": zone} if zone else {})
+        process = start("run", name, "--", "sh", "-c", "echo ${TZ-none}", env=env)
+        assert ended(process) == (0, f"{zone or 'none'}\n".encode(), b"")
+
+    @pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/Chicago"])
+    def test_a_time_zone_that_nobody_knows_of(
+        self, zone: str, name: str, told: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One that was set since stays, and where it cannot be told that of Django does."""
+        monkeypatch.setenv("TZ", zone)
+        monkeypatch.setattr(surroundings, "AT_START", told.parent / "missing")
+        assert outcome("run", name, "--", "sh", "-c", 'echo "$TZ" > "$1"', "sh", str(told)) == (0, "")
+        assert told.read_text() == f"{zone}\n"
 
     @pytest.mark.parametrize("arguments", [("x",), ("x", "--"), ("--", "true"), ("--int", "1")], ids=str)
     def test_both_have_to_be_named(self, arguments: tuple[str, ...]) -> None:
@@ -693,7 +721,18 @@ class TestSignals:
         """It is the parent of what the command leaves, and nobody else lets go of that when it has ended."""
         adopt = "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
         shell = "sleep 500 & echo ready $$; exec sleep 500"
-        process = start("run", name, "--grace", "500", "--", "sh", "-c", shell, wrap=(sys.executable, "-c", adopt))
+        process = start(
+            "run",
+            name,
+            "--grace",
+            "500",
+            "--",
+            "sh",
+            "-c",
+            shell,
+            wrap=(sys.executable, "-c", adopt),
+            env=environment(**measured()),
+        )
         ready(process)
         process.terminate()
         assert ended(process)[0] == 128 + signal.SIGTERM
@@ -1098,8 +1137,9 @@ class TestTerminate:
             status, message = outcome("terminate", str(session.pid), "--no-input")
             assert (status, "holds an advisory lock on 'default'" in message) == (1, True)
         with advisory_lock(name):
-            status, message = outcome("terminate", str(backend_pid()), "--no-input")
-        assert (status, "the own session" in message) == (1, True)
+            for alias in ("default", "same"):
+                status, message = outcome("terminate", str(backend_pid()), "--no-input", database=alias)
+                assert (status, "the own session" in message) == (1, True)
         assert outcome("terminate", str(elsewhere.pid), "--no-input", database="other") == (0, "")
         elsewhere.close()
 

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from .inbox import Inbox, is_main_thread, start_thread
+from .surroundings import environment
 from .terminal import Terminal
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Child:
                 return
             try:
                 self._pid = os.posix_spawnp(
-                    command[0], command, os.environ, setpgroup=0, setsigdef=IGNORED_BY_PYTHON, setsigmask=mask
+                    command[0], command, environment(), setpgroup=0, setsigdef=IGNORED_BY_PYTHON, setsigmask=mask
                 )
             except (OSError, ValueError) as error:
                 self._error = error
