@@ -5,8 +5,7 @@ See https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADMIN
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-from datetime import timezone as fixed
+from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -14,11 +13,10 @@ from django.db import Error, connections, transaction
 from django.utils import timezone
 
 from . import sessions, sql
+from .inspection import EPOCH
 
 if TYPE_CHECKING:
     from .inspection import KeyLock
-
-EPOCH = datetime(1970, 1, 1, tzinfo=fixed.utc)
 
 
 class Outcome(Enum):

@@ -7,14 +7,18 @@ https://www.postgresql.org/docs/current/view-pg-locks.html
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from datetime import timezone as fixed
 from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.utils import timezone
 
 from . import conf, known, sessions, sql
 from .keys import lock_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from datetime import datetime
 
     from .keys import KeyLike, LockKey
 
@@ -77,11 +81,12 @@ class KeyLock:
 
 
 def held_locks(using: str | None = None, *, names: Iterable[KeyLike] = ()) -> list[KeyLock]:
-    """Return the advisory locks that are held in a database now, by whomever, with one query.
+    """Return the advisory locks that are held in a database now, by whomever.
 
-    `using` is the alias of the database, by default `ADVISORY_LOCK_DATABASE`. `names` are keys, as `lock_key()` takes
-    them, that rows may stand for beside those that are known: models, installed commands, periodic work, and what
-    decorates or guards the code that this process has imported.
+    One query asks for them and, where there are any, one for the names of periodic work. `using` is the alias of the
+    database, by default `ADVISORY_LOCK_DATABASE`. `names` are keys, as `lock_key()` takes them, that rows may stand for
+    beside those that are known: models, installed commands, periodic work, and what decorates or guards the code that
+    this process has imported.
 
     Raises `LockUnsupported` where the database is not PostgreSQL. See
     https://www.postgresql.org/docs/current/view-pg-locks.html.
@@ -103,7 +108,7 @@ def holders_of(*key: KeyLike, using: str | None = None) -> list[KeyLock]:
 
 
 def all_locks(using: str | None = None, *, names: Iterable[KeyLike] = ()) -> list[KeyLock]:
-    """Return what `held_locks()` and `waiting_locks()` return, of one moment: holders first. One query."""
+    """Return what `held_locks()` and `waiting_locks()` return, of one moment: holders first."""
     alias, more = conf.get_database() if using is None else using, [lock_key(name) for name in names]
     with sessions.connection_for(alias).cursor() as cursor:
         return read_all_locks(cursor, alias, more)
@@ -113,7 +118,11 @@ def locks_on(keys: Sequence[LockKey], using: str | None = None) -> list[KeyLock]
     """Return who holds some keys and who waits for them, with all columns, holders first. One query."""
     with sessions.connection_for(conf.get_database() if using is None else using).cursor() as cursor:
         cursor.execute(sql.ALL_LOCKS_ON, sql.arrays(keys))
-        return _named(keys, cursor.fetchall())
+        rows = cursor.fetchall()
+    if any(len(key.args) == 2 for key in keys):  # rows of models, maybe
+        found = known.Names(None, keys)
+        return [_lock(found.read(*row[:3]), row) for row in rows]
+    return _named(keys, rows)
 
 
 def read_key_locks(cursor: Any, keys: Sequence[LockKey]) -> list[KeyLock]:
@@ -140,9 +149,20 @@ def _named(keys: Sequence[LockKey], rows: list[Any]) -> list[KeyLock]:
 def _lock(meaning: known.Meaning, row: Sequence[Any]) -> KeyLock:
     values: dict[str, Any] = dict(zip(_COLUMNS, row[3:], strict=False))  # an error needs only the first of them
     values["blocked_by"] = tuple(values.get("blocked_by", ()))
+    values.update((name, _moment(values.get(name))) for name in _MOMENTS)
     return KeyLock(**meaning._asdict(), **values)
 
 
+def _moment(microseconds: int | None) -> datetime | None:
+    """Return a moment as Django has them: aware, or naive in the default time zone."""
+    if microseconds is None:
+        return None
+    moment = EPOCH + timedelta(microseconds=microseconds)
+    return moment if settings.USE_TZ else timezone.make_naive(moment, timezone.get_default_timezone())
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=fixed.utc)
+_MOMENTS = ("query_start", "waiting_since", "backend_start")
 _COLUMNS = [field.name for field in fields(KeyLock) if field.name not in known.Meaning._fields]
 
 

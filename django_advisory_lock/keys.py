@@ -346,6 +346,8 @@ def _read(value: object, pk_field: Any, label: str) -> object:
             return int(read)
     except (ValidationError, TypeError, ValueError, ArithmeticError) as error:
         shown = repr(value) if isinstance(value, (str, int, UUID, date, Decimal)) else type(value).__name__
+        if isinstance(value, tuple):
+            shown = f"A tuple of {len(value)} values"
         raise ValueError(f"{shown} is no primary key of {label}.") from error
     if isinstance(read, datetime) and read.tzinfo is not None:
         return read.astimezone(timezone.utc)  # one moment, one key, whatever the time zone of the instance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
@@ -9,6 +10,7 @@ from django.apps import apps
 
 from . import keys
 from .conf import get_namespace
+from .notices import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -57,30 +59,42 @@ class Names:
     def __init__(self, using: str | None, more: Iterable[keys.LockKey] = ()) -> None:
         self._keys: dict[keys.LockKey, keys.LockKey] = {}
         self._models: dict[int, tuple[str, str]] = {}
-        self._add_models()
+        # What the function of the namespace raises where there is no tenant, as in a shell: no reason to list nothing.
+        self._untold: tuple[type[Exception], ...] = ()
+        self._add_models(self._namespaces())
         for ask in _sources:
-            self._add(ask(using))
+            self._add(lambda ask=ask: ask(using))  # type: ignore[misc]
         for named in list(_noted):
-            self._add(named._known_keys())
-        self._add(more)
+            self._add(named._known_keys)
+        self._add(lambda: more)
 
-    def _add(self, found: Iterable[keys.LockKey]) -> None:
-        self._keys.update((key, key) for key in found)
+    def _namespaces(self) -> set[str]:
+        try:
+            return {"", get_namespace()}
+        except Exception as error:
+            self._untold = (type(error),)
+            logger.warning("Names in the namespace of ADVISORY_LOCK_NAMESPACE stay numbers: %r", error)
+            return {""}
 
-    def _add_models(self) -> None:
-        models = apps.get_models() if apps.models_ready else ()
+    def _add(self, find: Callable[[], Iterable[keys.LockKey]]) -> None:
+        with contextlib.suppress(*self._untold):
+            self._keys.update((key, key) for key in find())
+
+    def _add_models(self, namespaces: set[str]) -> None:
+        models = apps.get_models(include_auto_created=True) if apps.models_ready else ()
         for label in {model._meta.label_lower for model in models if not model._meta.proxy}:
-            for namespace in {"", get_namespace()}:
+            for namespace in namespaces:
                 for purpose in ("", *keys.purposes):
                     number, name = keys.scope_number(label, purpose, namespace)
                     self._models[number] = (name, label)
-                    self._add([keys.model_key(apps.get_model(label), purpose=purpose, namespace=namespace)])
+                    whole = keys.model_key(apps.get_model(label), purpose=purpose, namespace=namespace)
+                    self._keys[whole] = whole
 
     def read(self, classid: int, objid: int, objsubid: int) -> Meaning:
         """Read back what a row of `pg_locks` shows."""
         number = keys.LockKey.from_pg_locks(classid, objid, objsubid)
-        key = self._keys.get(number)
-        if key is not None or len(number.args) == 1 or number.args[0] not in self._models or number.args[1] < 0:
+        key, (first, *rest) = self._keys.get(number), number.args
+        if not rest or rest[0] < 0 or first not in self._models:
             return Meaning(key or number, key is not None)
-        name, model = self._models[number.args[0]]
-        return Meaning(keys.LockKey(number.args, f"{name}:{number.args[1]}"), True, model, number.args[1])
+        name, model = self._models[first]
+        return Meaning(key or keys.LockKey(number.args, f"{name}:{rest[0]}"), True, model, rest[0])

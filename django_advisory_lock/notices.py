@@ -57,7 +57,12 @@ def tell_lost(handle: LockHandle, error: LockLost) -> None:
 def _send(signal: Signal, handle: LockHandle, **more: Any) -> None:
     if signal.receivers and handle._kind is not None:
         was_asked = handle._was_asked  # by the body, whose answer a receiver does not give
-        signal.send_robust(handle._kind, key=handle.key, using=handle.using, scope=handle.scope, handle=handle, **more)
+        more.update(key=handle.key, using=handle.using, scope=handle.scope, handle=handle)
+        try:
+            signal.send_robust(handle._kind, **more)
+        except Exception:
+            # Django raises where asynchronous receivers cannot be waited for: in the thread of a running loop.
+            logger.exception("Not all receivers were told of the lock %r on %r.", handle.key.name, handle.using)
         handle._was_asked = was_asked
 
 

@@ -235,12 +235,14 @@ COUNT_HELD_IN = f"""\
 # activity get NULLs from PostgreSQL; the lock of a prepared transaction has no pid at all.
 _LOCKS = f"""\
 SELECT CAST(l.classid AS bigint), CAST(l.objid AS bigint), CAST(l.objsubid AS int),
- l.pid, coalesce(l.pid = pg_backend_pid(), false), l.mode = '{MODES[True]}', l.granted,
- coalesce(a.application_name, ''), a.state,
- CAST(extract(epoch FROM clock_timestamp() - a.state_change) AS double precision)"""
+ l.pid, coalesce(l.pid = pg_backend_pid(), false) AS own, l.mode = '{MODES[True]}' AS shared, l.granted,
+ coalesce(a.application_name, '') AS application_name, a.state,
+ CAST(extract(epoch FROM clock_timestamp() - a.state_change) AS double precision) AS seconds_in_state"""
+# Extensions, such as TimescaleDB and Citus, have advisory locks of other forms for themselves.
+_OF_KEYS = f"l.locktype = 'advisory' AND l.objsubid IN (1, 2) AND l.database = {_DATABASE}"
 _FROM_LOCKS = f"""\
 FROM pg_locks l LEFT JOIN pg_stat_get_activity(NULL) a ON a.pid = l.pid
-WHERE l.locktype = 'advisory' AND l.database = {_DATABASE}"""
+WHERE {_OF_KEYS}"""
 _IN_ASKED = "AND (CAST(l.classid AS bigint), CAST(l.objid AS bigint), CAST(l.objsubid AS int)) IN (SELECT * FROM asked)"
 _HOLDERS_FIRST = "ORDER BY l.granted DESC, l.waitstart, l.pid"
 _WITH_ASKED = f"WITH asked AS MATERIALIZED (SELECT {_COLUMNS_OF_KEY} FROM unnest({_ASKED}) AS k(a, b, p))"
@@ -248,18 +250,27 @@ _WITH_ASKED = f"WITH asked AS MATERIALIZED (SELECT {_COLUMNS_OF_KEY} FROM unnest
 # Of some keys, for an error that names the holder. Parameters: arrays.
 KEY_LOCKS = f"{_WITH_ASKED}\n{_LOCKS}\n{_FROM_LOCKS} {_IN_ASKED}\n{_HOLDERS_FIRST}"
 
+
+def _microseconds(moment: str) -> str:
+    # A number, which is the same in every time zone and DateStyle.
+    return f"CAST(extract(epoch FROM {moment}) * 1000000 AS bigint)"
+
+
 # For people who look into a server. pg_blocking_pids() stops the whole lock manager for a moment, so it is called for
 # those alone that wait. Parameters of the second: arrays.
 _ALL_COLUMNS = f"""\
 {_LOCKS},
- host(a.client_addr), a.query_start, l.waitstart,
- CAST(extract(epoch FROM clock_timestamp() - l.waitstart) AS double precision),
- CASE WHEN l.granted THEN '{{}}' ELSE pg_blocking_pids(l.pid) END, a.backend_start"""
+ host(a.client_addr) AS client,
+ {_microseconds("a.query_start")} AS query_start,
+ {_microseconds("l.waitstart")} AS waiting_since,
+ CAST(extract(epoch FROM clock_timestamp() - l.waitstart) AS double precision) AS seconds_waiting,
+ CASE WHEN l.granted THEN '{{}}' ELSE pg_blocking_pids(l.pid) END AS blocked_by,
+ {_microseconds("a.backend_start")} AS backend_start"""
 ALL_LOCKS = f"{_ALL_COLUMNS}\n{_FROM_LOCKS}\n{_HOLDERS_FIRST}"
 ALL_LOCKS_ON = f"{_WITH_ASKED}\n{_ALL_COLUMNS}\n{_FROM_LOCKS} {_IN_ASKED}\n{_HOLDERS_FIRST}"
 
-# A session is its pid and, as pids come again, its start: in microseconds, which are the same in every time zone.
-_START = "CAST(extract(epoch FROM a.backend_start) * 1000000 AS bigint)"
+# A session is its pid and, as pids come again, its start.
+_START = _microseconds("a.backend_start")
 OWN_SESSION = f"SELECT a.pid, {_START} FROM pg_stat_get_activity(pg_backend_pid()) a"
 
 # End a session that has an advisory lock in this database, or waits for one, but not the one that is asked. Row:
@@ -267,7 +278,7 @@ OWN_SESSION = f"SELECT a.pid, {_START} FROM pg_stat_get_activity(pg_backend_pid(
 END_SESSION = f"""\
 SELECT pg_terminate_backend(a.pid, CAST(%s AS bigint)) FROM pg_stat_get_activity(CAST(%s AS int)) a
 WHERE {_START} IS NOT DISTINCT FROM CAST(%s AS bigint) AND a.pid <> pg_backend_pid() AND EXISTS (
- SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.pid = a.pid AND l.database = {_DATABASE})"""
+ SELECT FROM pg_locks l WHERE l.pid = a.pid AND {_OF_KEYS})"""
 
 # The modes in which the session that is asked holds each of some keys. Parameters: arrays. Rows: position, mode.
 OWN_MODES = f"""\

@@ -32,11 +32,12 @@ from django.db import OperationalError, ProgrammingError, transaction
 from django.test import override_settings
 
 from django_advisory_lock import LockHandle, LockKey, advisory_lock, lock_key, model_key
-from django_advisory_lock.inspection import KeyLock
-from django_advisory_lock.management import child, inbox
+from django_advisory_lock.inspection import KeyLock, waiting_locks
+from django_advisory_lock.management import child, inbox, surroundings
 from django_advisory_lock.management.subcommands import terminating
 from django_advisory_lock.management.subcommands.base import Status
 from django_advisory_lock.management.subcommands.listing import table
+from django_advisory_lock.management.terminal import Terminal
 from django_advisory_lock.signals import lock_acquired
 from tests.server import new_server
 from tests.support import (
@@ -51,6 +52,7 @@ from tests.support import (
     value,
     wait_until,
 )
+from tests.test_interrupts import interrupt_at, raises
 from tests.testapp.models import Account, Membership
 
 pytestmark = pytest.mark.usefixtures("other")
@@ -198,7 +200,7 @@ class TestKeys:
             (["--model", "account"], "There is no model 'account': name one as app_label.model."),
             (["--model", "shop.nothing", "1"], "There is no model 'shop.nothing'"),
             (["--model", "testapp.account", "x"], "'x' is no primary key of testapp.account."),
-            (["--model", "testapp.account", "1", "2"], "no primary key of testapp.account."),
+            (["--model", "testapp.account", "1", "2"], "A tuple of 2 values is no primary key of testapp.account."),
             (["--model", "testapp.membership", "1"], "a tuple of 2 values"),
         ],
         ids=str,
@@ -316,10 +318,45 @@ class TestList:
             "blocked_by": [],
         }
         assert (waits["mode"], waits["status"], waits["blocked_by"]) == ("exclusive", "waiting", [other.pid])
+        asked = json.loads(called("list", "--model", "testapp.account", "42", "--json"))["locks"]
+        assert [(lock["name"], lock["model"], lock["object_pk"]) for lock in asked] == 2 * [
+            ("testapp.account:42", "testapp.account", 42)
+        ]
         other.drop(key, shared=True)
         waiting.result()
         status, _ = outcome("list", "--model", "testapp.account", "42", json=True)
         assert status == 1
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("streams", "status", "said"),
+        [
+            (">&-", 0, b""),
+            ("<&- >&- 2>&-", 0, b""),
+            (">/dev/full", 74, b"CommandError: Cannot write to stdout: No space left on device\n"),
+        ],
+        ids=["closed", "all closed", "full"],
+    )
+    def test_where_it_cannot_be_shown(
+        self, streams: str, status: int, said: bytes, name: str, other: OtherSession
+    ) -> None:
+        """The status never is that of a lock that is free."""
+        other.take(lock_key(name))
+        assert ended(
+            start("list", name, wrap=("sh", "-c", f'"$@" {streams}', "sh"), env=environment(**measured()))
+        ) == (status, b"", said)
+        other.drop(lock_key(name))
+
+    @pytest.mark.slow
+    def test_nobody_reads_it(self, name: str, other: OtherSession) -> None:
+        other.take(lock_key(name))
+        ear, mouth = os.pipe()
+        os.close(ear)
+        process = start("list", name, stdout=mouth, env=environment(**measured()))
+        os.close(mouth)
+        assert process.wait(LIMIT) == 128 + signal.SIGPIPE
+        assert ended(process)[2] == b""
+        other.drop(lock_key(name))
 
     def test_names_that_could_do_harm(self, name: str, other: OtherSession) -> None:
         """A name is anybody's text, and so is what an application calls itself."""
@@ -406,6 +443,15 @@ def state(pid: int) -> str:
 
 
 @contextlib.contextmanager
+def same_mask() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
 def handled(number: signal.Signals, handler: Any) -> Iterator[None]:
     before = signal.signal(number, handler)
     try:
@@ -471,6 +517,23 @@ class TestRun:
         assert (status, out, errors.decode()) == (126, b"", f"CommandError: {plain_file}: Permission denied\n")
         assert ended(start("list", name)) == (1, f"{name!r} is free.\n".encode(), b"")
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("streams", "status", "said"),
+        [("2>&-", 127, b""), ("2>/dev/full", 127, b""), ("<&- >&- 2>&-", 127, b"")],
+        ids=["no stderr", "full stderr", "none"],
+    )
+    def test_nobody_reads_why(self, streams: str, status: int, said: bytes, name: str, tmp_path: Path) -> None:
+        process = start(
+            "run",
+            name,
+            "--",
+            str(tmp_path / "missing"),
+            wrap=("sh", "-c", f'"$@" {streams}', "sh"),
+            env=environment(**measured()),
+        )
+        assert ended(process) == (status, b"", said)
+
     def test_as_cron_and_systemd_start_it(self, name: str, other: OtherSession) -> None:
         """No terminal, closed standard input, next to nothing in the environment."""
         needed = ("DJANGO_SETTINGS_MODULE", "PGHOST", "PGPORT", "PGUSER", "PGPASSWORD", "PGDATABASE")
@@ -484,6 +547,25 @@ class TestRun:
         with pytest.raises(Status) as caught:
             called("run", name, "--", "sh", "-c", "exit 3")
         assert (caught.value.returncode, str(caught.value)) == (3, "sh ended with exit status 3.")
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process was started with")
+    @pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/Chicago", None])
+    def test_the_time_zone_of_the_machine(self, zone: str | None, name: str) -> None:
+        """Django puts its own into the environment, by default America/Chicago."""
+        env = {key: text for key, text in environment().items() if key != "TZ"} | ({"TZ": zone} if zone else {})
+        process = start("run", name, "--", "sh", "-c", "echo ${TZ-none}", env=env)
+        assert ended(process) == (0, f"{zone or 'none'}\n".encode(), b"")
+
+    @pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/Chicago"])
+    def test_a_time_zone_that_nobody_knows_of(
+        self, zone: str, name: str, told: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One that was set since stays, and where it cannot be told that of Django does."""
+        monkeypatch.setenv("TZ", zone)
+        monkeypatch.setattr(surroundings, "AT_START", told.parent / "missing")
+        assert outcome("run", name, "--", "sh", "-c", 'echo "$TZ" > "$1"', "sh", str(told)) == (0, "")
+        assert told.read_text() == f"{zone}\n"
 
     @pytest.mark.parametrize("arguments", [("x",), ("x", "--"), ("--", "true"), ("--int", "1")], ids=str)
     def test_both_have_to_be_named(self, arguments: tuple[str, ...]) -> None:
@@ -600,7 +682,9 @@ class TestSignals:
         assert ended(process) == (0, b"", b"")
 
     def test_stopped_and_continued_together(self, name: str, other: OtherSession) -> None:
-        process = start("run", name, "--", sys.executable, "-c", COUNT, "CONT", env=environment(**measured()))
+        # In a process group of its own, or the kernel would stop nobody whom no shell could continue.
+        command = ("run", name, "--", sys.executable, "-c", COUNT, "CONT")
+        process = start(*command, env=environment(**measured()), preexec_fn=os.setpgrp)
         pid = ready(process)
         process.send_signal(signal.SIGTSTP)
         wait_until(lambda: state(pid) == state(process.pid) == "T", "stop of both")
@@ -629,6 +713,29 @@ class TestSignals:
         work = f"trap '{trap}' TERM; echo $$ >{told}; while :; do sleep 0.02; done"
         assert run_and(act, told, name, "--", "sh", "-c", 'sh -c "$0" & wait', work)[0] == 143
         assert (tmp_path / "done").exists()
+        assert other.is_free(lock_key(name))
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt its orphans")
+    def test_the_first_process_of_a_container(self, name: str, other: OtherSession) -> None:
+        """It is the parent of what the command leaves, and nobody else lets go of that when it has ended."""
+        adopt = "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
+        shell = "sleep 500 & echo ready $$; exec sleep 500"
+        process = start(
+            "run",
+            name,
+            "--grace",
+            "500",
+            "--",
+            "sh",
+            "-c",
+            shell,
+            wrap=(sys.executable, "-c", adopt),
+            env=environment(**measured()),
+        )
+        ready(process)
+        process.terminate()
+        assert ended(process)[0] == 128 + signal.SIGTERM
         assert other.is_free(lock_key(name))
 
     def test_what_goes_on_all_the_same_is_left(self, name: str, told: Path, other: OtherSession) -> None:
@@ -741,6 +848,36 @@ class TestInterrupted:
             )
         assert not is_alive(int(told.read_text()))
         assert other.is_free(lock_key(name))
+
+    def test_at_every_line_while_it_starts(self) -> None:
+        """Nothing is left running, also where the interrupt comes right before its pid is known."""
+        seconds = f"300.{os.getpid()}"
+        for point in range(1, 1000):
+            with contextlib.closing(inbox.Inbox()) as messages, contextlib.closing(Terminal()) as terminal, same_mask():
+                messages.put("lost")  # so that it is ended as soon as it has begun
+                run: Any = partial(child.Child(messages, terminal, LIMIT).run, ["sleep", seconds])
+                place = interrupt_at(point, raises(ZeroDivisionError), run)
+            assert subprocess.run(["pgrep", "-f", f"^sleep {seconds}"], check=False, capture_output=True).stdout == b""
+            if place is None:
+                break
+        else:
+            pytest.fail("never ran to its end")
+        assert point > 30
+
+    def test_before_the_thread_has_begun(self, monkeypatch: pytest.MonkeyPatch, told: Path) -> None:
+        """It starts nothing then."""
+        threads: list[Callable[[], None]] = []
+
+        def strike(function: Callable[[], None]) -> NoReturn:
+            threads.append(function)
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(child, "start_thread", strike)
+        with contextlib.closing(inbox.Inbox()) as messages, contextlib.closing(Terminal()) as terminal:
+            with pytest.raises(ZeroDivisionError):
+                child.Child(messages, terminal, LIMIT).run(["touch", str(told)])
+            threads[0]()
+        assert not told.exists()
 
     def test_killed_and_the_lock_stays_as_long_as_the_command_runs(self, name: str, other: OtherSession) -> None:
         process = start("run", name, "--", sys.executable, "-c", COUNT, "deaf")
@@ -987,7 +1124,7 @@ class TestTerminate:
     def test_ends_one_that_waits(self, name: str, holder: OtherSession, other: OtherSession) -> None:
         waiting = Thread(lambda: advisory_lock(name).acquire())
         other.wait_for_waiters(lock_key(name))
-        pid = other.one("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        (pid,) = [lock.pid for lock in waiting_locks()]
         assert called("terminate", str(pid), interactive=False).endswith(f"The session {pid} has ended.\n")
         with pytest.raises(OperationalError):
             waiting.result()
@@ -1000,8 +1137,9 @@ class TestTerminate:
             status, message = outcome("terminate", str(session.pid), "--no-input")
             assert (status, "holds an advisory lock on 'default'" in message) == (1, True)
         with advisory_lock(name):
-            status, message = outcome("terminate", str(backend_pid()), "--no-input")
-        assert (status, "the own session" in message) == (1, True)
+            for alias in ("default", "same"):
+                status, message = outcome("terminate", str(backend_pid()), "--no-input", database=alias)
+                assert (status, "the own session" in message) == (1, True)
         assert outcome("terminate", str(elsewhere.pid), "--no-input", database="other") == (0, "")
         elsewhere.close()
 

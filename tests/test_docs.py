@@ -842,7 +842,11 @@ class TestOperating:
 
     PAGE = "docs/operating.md"
     LINES = sorted(
-        {match for block in BLOCKS for match in re.findall(r"advisory_lock (?:list|run|terminate).*", block.text)}
+        {
+            match
+            for block in BLOCKS
+            for match in re.findall(r"advisory_lock (?:list|run|doctor|terminate).*", block.text)
+        }
     )
 
     def parser(self) -> Any:
@@ -850,10 +854,10 @@ class TestOperating:
 
     @pytest.mark.parametrize("line", LINES)
     def test_what_is_typed_is_understood(self, line: str) -> None:
-        options = self.parser().parse_args(shlex.split(shown(line))[1:])
+        options = self.parser().parse_args(shlex.split(shown(line), comments=True)[1:])
         if options.subcommand == "run":
             assert options.key
-            assert options.command_line[0] in {"pg_dump", "./sync-account", "sh"}
+            assert options.command_line[0] in {"pg_dump", "./sync-account", "./backup", "sh"}
 
     @pytest.mark.parametrize(("typed", "python"), table(PAGE, "on the command line"))
     def test_ways_to_name_a_lock(self, typed: str, python: str) -> None:
@@ -1261,7 +1265,7 @@ class TestMonitoring:
                 assert attributes.pop("name") == name
                 found[metric.name, attributes.pop("kind")] = point
                 assert attributes == {}
-        numbers = {key: getattr(point, "value", None) or point.count for key, point in found.items()}
+        numbers = {key: point.value if hasattr(point, "value") else point.count for key, point in found.items()}
         assert numbers == {
             ("advisory_lock.acquired", "AdvisoryLock"): 3,
             ("advisory_lock.busy", "TryAdvisoryLock"): 1,
@@ -1287,6 +1291,29 @@ class TestMonitoring:
         counted = ("acquired_total", "busy_total", "lost_total", "waited_seconds_count", "held_seconds_count")
         assert {key: float(samples[key]) for key in counted} == dict(zip(counted, (3, 1, 1, 3, 2), strict=True))
         assert 0 < float(samples["held_seconds_sum"]) < LIMIT
+
+    @pytest.mark.parametrize("section", ["opentelemetry", "prometheus"])
+    def test_losses_are_shown_before_there_is_one(
+        self, section: str, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A counter that first appears as 1 is no increase, so the alert would miss the first loss of each name."""
+        exported = InMemoryMetricReader()
+        provider = MeterProvider(metric_readers=[exported])
+        monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
+        with reader() as page:
+            run_section(self.PAGE, "labels", page)
+            run_section(self.PAGE, section, page)
+            with advisory_lock(name, 42):
+                pass
+            if section == "prometheus":
+                shown_as = f'advisory_lock_lost_total{{kind="AdvisoryLock",name="{name}"}} 0.0'
+                assert shown_as in generate_latest().decode()
+            else:
+                data = exported.get_metrics_data()
+                assert data is not None
+                found = {each.name: each for each in data.resource_metrics[0].scope_metrics[0].metrics}
+                assert [getattr(point, "value", None) for point in found["advisory_lock.lost"].data.data_points] == [0]
+        provider.shutdown()
 
     def test_the_log(self, name: str, other: OtherSession, tmp_path: Path) -> None:
         """A busy lock is not in it, a long wait and a lost lock are."""

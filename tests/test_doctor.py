@@ -7,6 +7,7 @@ import io
 import json
 import random
 import re
+import socket
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -253,6 +254,18 @@ class TestLimitedTime:
         with server.alias(ALIAS, **proxy.settings):
             finding("connection", "error")
             proxy.cut()
+
+    def test_a_dead_host_before_the_one_that_lives(
+        self, watcher: Watcher, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(visits, "LIMIT", 5)
+        with socket.create_server((ADDRESS, 0)) as silent:  # the kernel accepts, and nobody answers
+            hosts: dict[str, Any] = {
+                "HOST": f"{ADDRESS},{ADDRESS}",
+                "PORT": f"{silent.getsockname()[1]},{server.parameters['port']}",
+            }
+            with server.alias(ALIAS, **hosts) as alias, visits.first_session(alias) as session:
+                assert session.one("SELECT 1") == 1
 
     def test_a_session_that_is_over_before_it_begins(self, examined: str) -> None:
         session = visits.first_session(examined)
@@ -572,6 +585,16 @@ class TestPeriodicWork:
         for number in range(12):
             write(f"{name}-{number}", other, last_succeeded_at=ago(1000))
         assert finding("periodic", "warning", "default").found.endswith(" and 3 more.")
+
+    @pytest.mark.parametrize("alias", ["same", "binding"])
+    def test_beside_another_engine(self, alias: str, name: str, other: OtherSession) -> None:
+        """The alias "default" may be SQLite, and says nothing of how to ask this database."""
+        write(name, other, last_succeeded_at=ago(1000))
+        held, connections["default"] = connections["default"], connections["sqlite"]
+        try:
+            assert repr(name) in finding("periodic", "warning", alias).found
+        finally:
+            connections["default"] = held
 
     def test_no_table(self, examined: str) -> None:
         assert "migrate" in finding("periodic", "note").advice

@@ -47,6 +47,7 @@ from django_advisory_lock import (
     lock_key,
     try_advisory_lock,
 )
+from django_advisory_lock.inspection import holders_of
 from tests.support import (
     LIMIT,
     OtherSession,
@@ -735,6 +736,7 @@ class TestAliases:
         holder = rf"held by pid {other.pid} \(other-session\)"
         for inside in (False, True):
             other.take(key)
+            assert [lock.pid for lock in holders_of(name, using=alias)] == [other.pid]
             with transaction.atomic(using=alias) if inside else contextlib.nullcontext():
                 own = value("SHOW lock_timeout", alias=alias)
                 for options in ({"timeout": 0}, {"timeout": 0.02}, {"timeout": 0.02, "poll_interval": 0.01}):

@@ -485,8 +485,8 @@ class TestTimeoutsOfTheServer:
     """Settings that people, and hosters, give to a role. A canary with the same setting tells when the time was up."""
 
     @contextlib.contextmanager
-    def setting(self, site: Site, setting: str) -> Iterator[None]:
-        site.watcher.raw.execute(f"ALTER ROLE CURRENT_USER SET {setting} = '300ms'")
+    def setting(self, site: Site, setting: str, length: str = "300ms") -> Iterator[None]:
+        site.watcher.raw.execute(f"ALTER ROLE CURRENT_USER SET {setting} = '{length}'")
         try:
             yield
         finally:
@@ -550,7 +550,8 @@ class TestTimeoutsOfTheServer:
     )
     def test_those_who_wait(self, setting: str, way: str, name: str, site: Site) -> None:
         """`statement_timeout` ends a wait; the others are not about it, and in the server's queue nobody is idle."""
-        with self.setting(site, setting):
+        # Long enough for all to be in the queue at once, on a busy machine too.
+        with self.setting(site, setting, "1s" if setting == "statement_timeout" else "300ms"):
             rival, victims = queue_up(way, name, site)
             if "idle" in setting:
                 self.wait_for_canary(site, "BEGIN" if "transaction" in setting else "")

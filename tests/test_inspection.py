@@ -10,7 +10,8 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_advisory_lock import LockKey, LockTimeout, LockUnsupported, advisory_lock, lock_key
+from django_advisory_lock import LockKey, LockTimeout, LockUnsupported, advisory_lock, lock_key, model_key
+from django_advisory_lock.ending import Outcome, end_session, start_of
 from django_advisory_lock.inspection import (
     KeyLock,
     all_locks,
@@ -20,8 +21,10 @@ from django_advisory_lock.inspection import (
     read_key_locks,
     waiting_locks,
 )
+from django_advisory_lock.testing import assert_no_locks
 from tests.server import Watcher, new_server
-from tests.support import OtherSession, Thread, statements, value
+from tests.support import OtherSession, Thread, extra_alias, statements, value
+from tests.testapp.models import Account
 
 
 def read(key: LockKey) -> list[KeyLock]:
@@ -121,6 +124,35 @@ class TestAll:
         assert (lock.key.args, lock.pid) == (lock_key(name).args, elsewhere.pid)
         assert [lock.key for lock in holders_of(name, using="other")] == [lock_key(name)]
         elsewhere.close()
+
+    def test_a_row_of_a_model(self, other: OtherSession) -> None:
+        """It stands for the same row, whether or not somebody has named its key."""
+        key = model_key(Account, pk=42)
+        other.take(key)
+        named = LockKey(key.args, "the account")
+        for (lock,) in (held_locks(), held_locks(names=[named]), holders_of(key), holders_of(named)):
+            assert (lock.key, lock.model, lock.object_pk) == (key, "testapp.account", 42)
+        assert lock.key.name == "the account"
+
+    def test_the_locks_of_an_extension(self, name: str, other: OtherSession) -> None:
+        """TimescaleDB and Citus take advisory locks whose form no function of PostgreSQL has; these stand for them."""
+        other.take(LockKey.pair(7, 8))
+        schema = name.replace("-", "_")
+        other.raw.execute(f"CREATE SCHEMA {schema}")
+        try:
+            columns = "locktype, database, classid, objid, {}, pid, mode, granted, waitstart"
+            other.raw.execute(
+                f"CREATE VIEW {schema}.pg_locks AS SELECT {columns.format('objsubid')} FROM pg_catalog.pg_locks"
+                f" WHERE locktype <> 'advisory' UNION ALL SELECT {columns.format('29749::int2')}"
+                f" FROM pg_catalog.pg_locks WHERE locktype = 'advisory'"
+            )
+            with extra_alias("extended", {"options": f"-c search_path={schema},pg_catalog"}) as alias:
+                assert all_locks(alias) == []
+                assert_no_locks(alias)
+                (lock,) = holders_of(LockKey.pair(7, 8))
+                assert end_session(other.pid, start_of(lock), alias, timeout=5) is Outcome.GONE
+        finally:
+            other.raw.execute(f"DROP SCHEMA {schema} CASCADE")
 
     def test_a_queue(self, name: str, other: OtherSession) -> None:
         """Who waits longest comes first, and blocks those behind."""

@@ -21,6 +21,7 @@ from django_advisory_lock import (
     advisory_lock,
     advisory_lock_all,
     advisory_semaphore,
+    known,
     lock_key,
     lock_view,
     model_key,
@@ -29,11 +30,13 @@ from django_advisory_lock import (
     try_advisory_semaphore,
 )
 from django_advisory_lock import keys as keys_module
+from django_advisory_lock.inspection import held_locks
 from django_advisory_lock.known import Meaning, Names
 from django_advisory_lock.models import PeriodicRun
 from django_advisory_lock.slots import slot_key
+from django_advisory_lock.testing import assert_no_locks
 from tests.support import OtherSession
-from tests.testapp.models import Account, Country, Profile
+from tests.testapp.models import Account, Country, Essay, Profile
 
 
 def read(key: LockKey, **options: object) -> Meaning:
@@ -74,6 +77,11 @@ class TestModels:
         )
         assert read(model_key(Account, pk=42)).key.name == "testapp.account:42"
 
+    def test_a_row_that_somebody_names(self) -> None:
+        """As code that is decorated with the key of one row, or who asks for it: it is a row all the same."""
+        meaning = read(model_key(Account, pk=42), more=[LockKey(model_key(Account, pk=42).args, "the first")])
+        assert (meaning.key.name, meaning.model, meaning.object_pk) == ("the first", "testapp.account", 42)
+
     def test_a_model_as_a_whole(self) -> None:
         assert read(model_key(Account)).key.name == "testapp.account"
         assert read(model_key(Account)).model is None
@@ -105,6 +113,55 @@ class TestModels:
         assert read(model_key(Account, pk=42)).key.name == "tenant-7/testapp.account:42"
         assert read(model_key(Account, pk=42, namespace="")).key.name == "testapp.account:42"
         assert not read(model_key(Account, pk=42, namespace="tenant-8")).is_named
+
+    def test_a_row_between_two_models(self) -> None:
+        """Of a table that Django made for a ManyToManyField."""
+        assert read(model_key(Essay.tags.through, pk=42)).model == "testapp.essay_tags"
+
+
+def no_tenant() -> str:
+    raise LookupError("there is no tenant here")
+
+
+class TestWithoutANamespace:
+    """Its function may need a tenant, and whoever lists locks, in a shell or after a test, has none."""
+
+    @pytest.fixture(autouse=True)
+    def _no_tenant(self) -> Iterator[None]:
+        with override_settings(ADVISORY_LOCK_NAMESPACE=no_tenant):
+            yield
+
+    def test_what_needs_none_is_read_back(
+        self, name: str, other: OtherSession, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        @advisory_lock(lock_key(name, namespace=""))
+        def numbered() -> None: ...
+
+        @advisory_lock(name)
+        def named() -> None: ...
+
+        assert read(model_key(Account, pk=42, namespace="")).key.name == "testapp.account:42"
+        assert read(lock_key(name, namespace="")).key.name == name
+        assert not read(lock_key(name, namespace="tenant-7")).is_named
+        assert "there is no tenant here" in caplog.messages[0]
+
+    def test_locks_are_listed(self, name: str, other: OtherSession) -> None:
+        other.take(lock_key(name, namespace=""))
+        (lock,) = held_locks()
+        assert lock.key == lock_key(name, namespace="")
+        with pytest.raises(AssertionError, match=f"is held by pid {other.pid}"):
+            assert_no_locks()
+
+    def test_other_errors_are_raised(self) -> None:
+        @known.source
+        def failing(using: str | None) -> list[LockKey]:
+            raise ZeroDivisionError
+
+        try:
+            with pytest.raises(ZeroDivisionError):
+                Names("default")
+        finally:
+            known._sources.remove(failing)
 
 
 class TestDecorated:

@@ -414,6 +414,29 @@ class TestAsynchronousReceivers:
         names = ["acquired", "released", "busy", "busy", "acquired", "released"]
         assert aheard == [(name, True) for name in names]
 
+    def test_in_the_thread_of_a_loop(
+        self,
+        aheard: list[tuple[str, bool]],
+        heard: Heard,
+        name: str,
+        other: OtherSession,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """As in a notebook: Django cannot wait for them there, and raises. The lock goes its way."""
+        monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+
+        async def main() -> None:
+            with advisory_lock(name) as lock:
+                assert lock.is_held()
+            with pytest.raises(LockLost), advisory_lock(name):
+                connection.close()
+
+        asyncio.run(main())
+        assert aheard == []
+        assert heard.names == ["acquired", "released", "acquired", "lost"]
+        assert [record.levelname for record in caplog.records if "Not all receivers" in record.message] == ["ERROR"] * 4
+
 
 class TestLog:
     @pytest.fixture

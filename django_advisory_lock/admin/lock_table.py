@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..keys import LockKey
 
 LIMIT = 200  # keys on one page
+BLOCKERS = 5  # named for one session: of hundreds in a queue each has all those before it in its way
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,10 @@ class TableMaker:
 
     def _group(self, locks: Sequence[KeyLock]) -> Group:
         key, anchors = locks[0].key, _anchors(locks)
+        # The holders first, so one who holds and waits too is found at what it holds.
+        places = {lock.pid or 0: anchor for lock, anchor in zip(reversed(locks), reversed(anchors), strict=True)}
         rows = [
-            Row(lock, anchor, start_of(lock), self.is_own(lock), _blockers(lock, locks, anchors))
+            Row(lock, anchor, start_of(lock), self.is_own(lock), _blockers(lock, places))
             for lock, anchor in zip(locks, anchors, strict=True)
         ]
         numbers = numbers_of(key)
@@ -201,13 +204,12 @@ def _anchors(locks: Sequence[KeyLock]) -> list[str]:
     return anchors
 
 
-def _blockers(lock: KeyLock, locks: Sequence[KeyLock], anchors: Sequence[str]) -> list[tuple[str, str]]:
+def _blockers(lock: KeyLock, places: dict[int, str]) -> list[tuple[str, str]]:
     """Return who is in the way of a session: text, and the id of the row, where there is one."""
-    found = []
-    for pid in dict.fromkeys(lock.blocked_by):
-        rows = zip(locks, anchors, strict=True)
-        anchor = next((anchor for other, anchor in rows if other is not lock and (other.pid or 0) == pid), "")
-        found.append((str(pid) if pid else _("a prepared transaction"), anchor))
+    pids = list(dict.fromkeys(lock.blocked_by))
+    found = [(str(pid) if pid else _("a prepared transaction"), places.get(pid, "")) for pid in pids[:BLOCKERS]]
+    if len(pids) > BLOCKERS:
+        found.append((_("%(count)d more") % {"count": len(pids) - BLOCKERS}, ""))
     return found
 
 

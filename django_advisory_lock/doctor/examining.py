@@ -149,7 +149,8 @@ def _unreachable(error: Exception) -> Finding:
         "error",
         f"The database cannot be asked: {_first_line(error)}",
         "While that lasts, taking a lock there raises the database's own error.",
-        "See whether the server runs, can be reached from here, and has connections left.",
+        "See whether the server runs, can be reached from here, and has connections left. Where it is out of shared"
+        " memory its lock table is full: see the runbook.",
     )
 
 

@@ -23,7 +23,8 @@ def probe_periodic(session: Session, alias: str) -> Finding | None:
 
     silent = PeriodicRun.objects.using(alias).silent().values_list("name")
     try:
-        names = [name for (name,) in session.rows(*silent.query.sql_with_params())]
+        # Not sql_with_params(), which speaks the language of the alias "default".
+        names = [name for (name,) in session.rows(*silent.query.get_compiler(alias).as_sql())]
     except (UndefinedTable, UndefinedColumn):
         return Finding(
             "periodic",

@@ -69,7 +69,7 @@ class Session:
     def _configure(self, alias: str) -> Any:
         connection: Any = sessions.connection_for(alias).copy()
         options = {name: value for name, value in connection.settings_dict["OPTIONS"].items() if name != "pool"}
-        options["connect_timeout"] = int(self._limit)
+        options["connect_timeout"] = _connect_timeout(connection.settings_dict, self._limit)
         options["prepare_threshold"] = None  # a pooler may not know them
         connection.settings_dict.update(AUTOCOMMIT=True, OPTIONS=options)
         connect = connection.get_new_connection
@@ -127,6 +127,12 @@ class Session:
 
     def _timed_out(self) -> TimedOut:
         return TimedOut(f"no answer within {self._limit:g} seconds")
+
+
+def _connect_timeout(settings: dict[str, Any], limit: float) -> int:
+    """Return the seconds for each host, so that a dead one leaves time for the next; libpq takes no less than 2."""
+    hosts = str(settings["HOST"] or settings["OPTIONS"].get("host") or "").split(",")
+    return max(2, int(limit) // len(hosts))
 
 
 class TimedOut(psycopg.OperationalError):

@@ -7,10 +7,10 @@ import os
 import signal
 import threading
 import time
-from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from .inbox import Inbox, is_main_thread, start_thread
+from .surroundings import environment
 from .terminal import Terminal
 
 if TYPE_CHECKING:
@@ -52,7 +52,12 @@ class Child:
         self._terminal = terminal
         self._grace = grace
         self._pid = 0
+        self._mutex = threading.Lock()
+        self._is_wanted = True
+        self._has_begun = threading.Event()
+        self._error: Exception | None = None
         self._status: int | None = None
+        self._ended_with: int | None = None  # known before it is told: who is interrupted may miss the message
         self._wants_terminal = False
         self._was_told = False  # to end
         self._kill_at = self._leave_at = NEVER
@@ -65,28 +70,47 @@ class Child:
 
     def run(self, command: list[str]) -> int:
         """Start the command, wait for its end, and return its exit status."""
-        self._start(command)
-        return self._wait()
+        try:
+            self._start(command)
+            return self._wait()
+        except BaseException:
+            with self._mutex:
+                self._is_wanted = False
+            if self._pid:
+                self._status = self._ended_with
+                self._end()
+                self._wait()
+            raise
 
     def _start(self, command: list[str]) -> None:
-        pids: SimpleQueue[int] = SimpleQueue()
-        start_thread(lambda: _report(pids.get(), self._inbox))
-        try:
-            self._pid = os.posix_spawnp(command[0], command, os.environ, setpgroup=0, setsigdef=IGNORED_BY_PYTHON)
-        finally:
-            pids.put(self._pid)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        start_thread(lambda: self._live(command, mask))
+        self._has_begun.wait()
+        if self._error is not None:
+            raise self._error
         if self._terminal.is_all_ours():
             self._terminal.lend(self._pid)
 
+    def _live(self, command: list[str], mask: set[signal.Signals | int]) -> None:
+        """Start the command and wait for its end, in a thread: in the main one an interrupt could lose its pid."""
+        with self._mutex:
+            if not self._is_wanted:
+                return
+            try:
+                self._pid = os.posix_spawnp(
+                    command[0], command, environment(), setpgroup=0, setsigdef=IGNORED_BY_PYTHON, setsigmask=mask
+                )
+            except (OSError, ValueError) as error:
+                self._error = error
+        self._has_begun.set()
+        if self._pid:
+            self._ended_with = _wait_for_end(self._pid, self._inbox)
+            self._inbox.put("ended", self._ended_with)
+
     def _wait(self) -> int:
-        try:
-            while self._status is None or self._is_something_left():
-                self._react()
-            return self._status
-        except BaseException:
-            self._end()
-            self._wait()
-            raise
+        while self._status is None or self._is_something_left():
+            self._react()
+        return self._status
 
     def _react(self) -> None:
         message = self._inbox.get(self._patience())
@@ -98,6 +122,10 @@ class Child:
 
     def _is_something_left(self) -> bool:
         """Whether there is more of a group that was told to end, and still time to wait for that."""
+        # The first process of a container is the parent of its orphans, which else stay in the group as zombies.
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-self._pid, os.WNOHANG)[0]:
+                pass
         return self._was_told and time.monotonic() < self._leave_at and self._send(0)
 
     def _patience(self) -> float | None:
@@ -178,17 +206,15 @@ def _stop(whom: int, number: int) -> None:
     signal.signal(number, before or signal.SIG_DFL)
 
 
-def _report(pid: int, inbox: Inbox) -> None:
-    """Wait for a child, and tell when it is stopped or has ended: by a negative number where a signal did it."""
-    while pid:
+def _wait_for_end(pid: int, inbox: Inbox) -> int:
+    """Wait for a child, tell when it is stopped, and return how it ended: a negative number where a signal did it."""
+    while True:
         try:
             _, status = os.waitpid(pid, os.WUNTRACED)
         except ChildProcessError:
-            inbox.put("ended", UNKNOWN)
-            return
+            return UNKNOWN
         if not os.WIFSTOPPED(status):
-            inbox.put("ended", os.waitstatus_to_exitcode(status))
-            return
+            return os.waitstatus_to_exitcode(status)
         inbox.put("stopped", os.WSTOPSIG(status))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -12,6 +13,7 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from ... import conf
 from ...exceptions import AdvisoryLockError
+from ..output import Stderr, Stdout, open_what_is_closed
 from ..subcommands.base import UNAVAILABLE, Status, Subcommand, SubcommandParser
 from ..subcommands.diagnosing import Doctor
 from ..subcommands.listing import List
@@ -39,6 +41,9 @@ class Command(BaseCommand):
 
     def run_from_argv(self, argv: list[str]) -> None:
         self._is_a_program = True
+        open_what_is_closed()
+        self.stdout, self.stderr = Stdout(sys.stdout), Stderr(sys.stderr)
+        self.stderr.style_func = self.style.ERROR
         try:
             super().run_from_argv(argv)
         except KeyboardInterrupt:

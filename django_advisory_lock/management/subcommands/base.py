@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from django.db.models import Model
 
 # Those that are not 0 or 1 come from sysexits.h, as far as it has them.
-USAGE, UNAVAILABLE, SOFTWARE, TEMPFAIL, NOPERM = 2, 69, 70, 75, 77
+USAGE, UNAVAILABLE, SOFTWARE, IOERR, TEMPFAIL, NOPERM = 2, 69, 70, 74, 75, 77
 
 
 class Status(CommandError):
@@ -83,7 +83,7 @@ def _add_base_arguments(parser: CommandParser) -> None:
         type=int,
         choices=range(4),
         default=argparse.SUPPRESS,
-        help="0 is quiet: the exit status says it all.",
+        help="0 is quiet but for errors and warnings: the exit status says it all.",
     )
     for option in ("--settings", "--pythonpath"):
         common.add_argument(option, default=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -37,6 +37,7 @@ exit status:
   1   nobody holds the lock that was named
   2   wrong usage
   69  the database does not answer, or is not PostgreSQL
+  74  stdout cannot be written to
 """
 
     def add_arguments(self, parser: SubcommandParser) -> None:
