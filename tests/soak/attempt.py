@@ -71,7 +71,8 @@ class Attempt:
     # Under the lock
 
     @contextlib.contextmanager
-    def _inside(self, lock: LockHandle | None) -> Iterator[None]:
+    def inside(self, lock: LockHandle | None) -> Iterator[None]:
+        """Be seen by the witness for the length of a block."""
         self.lock, self.is_in = lock, True
         self.witness.note("in", visit=self.visit, at=time.monotonic(), **self.facts)
         try:
@@ -84,7 +85,7 @@ class Attempt:
 
     def body(self, lock: LockHandle | None = None) -> None:
         """Work: mostly for a moment, sometimes longer than an idle session may live."""
-        with self._inside(lock):
+        with self.inside(lock):
             if self.chance.random() < 0.8:
                 self.pid = self._ask_pid(lock)
             time.sleep(self._pause())
@@ -95,7 +96,7 @@ class Attempt:
 
     async def abody(self, lock: LockHandle) -> None:
         """See body()."""
-        with self._inside(lock):
+        with self.inside(lock):
             if self.chance.random() < 0.8:
                 self.pid = await sync_to_async(self._ask_pid)(lock)
             await asyncio.sleep(self._pause())

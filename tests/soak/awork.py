@@ -89,7 +89,7 @@ async def dedicated(hand: Hand, kind: str) -> None:
 
 @advisory_lock(lambda attempt, key: key, using=KEPT, timeout=0.5)
 async def _decorated(attempt: Attempt, key: str) -> None:
-    with attempt._inside(None):
+    with attempt.inside(None):
         await asyncio.sleep(0.01)
 
 
@@ -107,7 +107,7 @@ class _Job(AdvisoryLockJobMixin):
         return key
 
     async def run(self, attempt: Attempt, key: str) -> None:
-        with attempt._inside(None):
+        with attempt.inside(None):
             await asyncio.sleep(0.01)
 
 
@@ -119,7 +119,7 @@ async def job(hand: Hand, kind: str) -> None:
 
 @periodic_lock("soak", min_interval=0.2, using=SHORT)
 async def _periodic(attempt: Attempt) -> None:
-    with attempt._inside(None):
+    with attempt.inside(None):
         await asyncio.sleep(0.01)
 
 

@@ -13,8 +13,8 @@ import psycopg
 
 from tests.server import IMMEDIATE
 from tests.soak import plan as plans
+from tests.soak.records import Fault
 from tests.soak.site import NAME, Site
-from tests.soak.verdict import Fault
 
 # How often each comes in a round.
 DECK = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,6 @@ class Plan:
     databases: dict[str, Any]
     witness: dict[str, Any]  # how to reach the server of the witness
     table: str
-    end: float  # by the clock of `time.monotonic()`, which is one for all processes of a machine
     seed: int
     threads: int = 3
     tasks: int = 4
@@ -44,6 +44,18 @@ class Plan:
 
     def write(self) -> None:
         self.path.write_text(json.dumps(asdict(self)))
+
+    def set_end(self, end: float) -> None:
+        """Let all begin, and work until then by `time.monotonic()`, which is one clock for all processes."""
+        made = self.path.with_name("end.new")
+        made.write_text(str(end))
+        made.rename(self.path.with_name("end"))
+
+    def wait_for_end(self) -> float:
+        """Return when the run ends, once all may begin."""
+        while not (path := self.path.with_name("end")).exists():
+            time.sleep(0.01)
+        return float(path.read_text())
 
 
 def read() -> Plan:

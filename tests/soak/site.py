@@ -87,6 +87,17 @@ class Site:
                     process.wait()
         return {name: process.returncode for name, process in self.workers.items()}
 
+    def begin(self, seconds: float) -> float:
+        """Set all to work at the same time, for so long, and return when that is over."""
+        wait_until(lambda: all(b"begin" in path.read_bytes() for path in self._journals()), "all are ready")
+        end = time.monotonic() + seconds
+        self.plan.set_end(end)
+        return end
+
+    def _journals(self) -> list[Path]:
+        journals = [self.directory / f"{name}.jsonl" for name in self.workers]
+        return journals if all(path.exists() for path in journals) else [Path(os.devnull)]
+
     def log(self, name: str) -> str:
         return (self.directory / f"{name}.log").read_text(errors="replace")
 
@@ -128,8 +139,8 @@ def _databases(server: Server, proxy: Proxy, bouncers: dict[str, Bouncer]) -> di
 
 
 @contextlib.contextmanager
-def new_site(seconds: float, seed: int, workers: int, control: str = "") -> Iterator[Site]:
-    """Build all of it for the length of a block, and set the workers to work."""
+def new_site(seed: int, workers: int, control: str = "") -> Iterator[Site]:
+    """Build all of it for the length of a block, with workers that stand ready."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(new_server(**SETTINGS))
         proxy = stack.enter_context(Proxy(server.socket))
@@ -142,9 +153,8 @@ def new_site(seconds: float, seed: int, workers: int, control: str = "") -> Iter
         call_command("migrate", "django_advisory_lock", database="soak", verbosity=0)
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-"))
         table = stack.enter_context(_witness_table())
-        end = time.monotonic() + seconds
         databases = _databases(server, proxy, bouncers)
-        plan = Plan(directory, databases, parameters(), table, end, seed, control=control)
+        plan = Plan(directory, databases, parameters(), table, seed, control=control)
         plan.write()
         site = Site(plan, server, proxy, bouncers)
         stack.callback(_end_workers, site)

@@ -15,8 +15,9 @@ import pytest
 
 from tests.soak import plan, report
 from tests.soak.faults import DECK, Faults
+from tests.soak.records import read
 from tests.soak.site import Site, new_site
-from tests.soak.verdict import Verdict, judge, read
+from tests.soak.verdict import Verdict, judge
 from tests.support import OtherSession, wait_until
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "40"))
@@ -32,9 +33,9 @@ pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.timeout(SECONDS + 
 def run(seconds: float, deck: dict[str, int], control: str = "", pause: float = 0.5) -> Verdict:
     """Let workers work under faults, until they end by themselves and have left nothing."""
     print(f"seed {SEED}")  # noqa: T201
-    with new_site(seconds, SEED, WORKERS, control) as site:
+    with new_site(SEED, WORKERS, control) as site:
         faults = Faults(site, random.Random(SEED), pause)
-        faults.strike_until(site.plan.end - LAST, deck)
+        faults.strike_until(site.begin(seconds) - LAST, deck)
         try:
             wait_for_the_end(site)
         finally:
@@ -60,14 +61,14 @@ def keep(site: Site, faults: Faults) -> None:
 
 
 def test_they_exclude_and_are_told_of_every_loss(other: OtherSession, capsys: pytest.CaptureFixture[str]) -> None:
-    from tests.soak import awork, work  # here: what they lock is known by name in this process from now on
+    from tests.soak import awork, guarded, work  # here: what they lock is known by name in this process from now on
 
     verdict = run(SECONDS, DECK)
     figures = report.figures(verdict, SECONDS, SEED, WORKERS)
     with capsys.disabled():
         print(f"\n{figures}")  # noqa: T201
     assert verdict.complaints == [], "\n".join(verdict.complaints)
-    assert verdict.acquisitions.keys() >= {*work.KINDS, *awork.KINDS}
+    assert verdict.acquisitions.keys() >= {*work.KINDS, *guarded.KINDS, *awork.KINDS}
     assert verdict.faults.keys() == DECK.keys()
     assert verdict.outcomes["lost"] > 0
     if page := os.environ.get("SOAK_REPORT"):

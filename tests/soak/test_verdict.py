@@ -10,7 +10,8 @@ import pytest
 
 from tests.soak import report
 from tests.soak.plan import BY_TRANSACTION, DIRECT, KEPT, SHORT
-from tests.soak.verdict import DATABASE, Fault, Records, Verdict, Visit, judge
+from tests.soak.records import Fault, Records, Visit
+from tests.soak.verdict import DATABASE, Verdict, judge
 
 LOST = "django_advisory_lock.exceptions.LockLost"
 
@@ -63,6 +64,12 @@ class TestOverlaps:
     def test_a_loss_that_was_told(self) -> None:
         faults = (end_of_session(1, 1.5, pid=7),)
         assert judged(visit("a", 1, 2, "lost", error=LOST), visit("b", 1.6, 3), faults=faults).complaints == []
+
+    def test_a_body_that_raised_in_a_transaction(self) -> None:
+        """Nobody tells whether the lock held to its end, but without a fault it did."""
+        notes = [visit("a", 1, 2, "undone"), visit("b", 1.5, 3), conflict("b", 1.5)]
+        assert len(judged(*notes).violations) == 2
+        assert judged(*notes, faults=(end_of_session(1, 1.2),)).violations == []
 
     def test_shared(self) -> None:
         shared = [visit("a", 1, 5, limit=0), visit("b", 2, 3, limit=0)]

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import itertools
 import json
+import math
 import os
 import random
 import threading
@@ -37,6 +38,7 @@ class Witness:
     def __init__(self, plan: Plan, worker: str) -> None:
         self.plan = plan
         self.worker = worker
+        self.end = math.inf
         self.directory = Path(plan.directory)
         self._journal = os.open(self.directory / f"{worker}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._numbers = itertools.count(1)

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import random
-from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
-from django.core.management import BaseCommand, call_command
 from django.db import close_old_connections, transaction
-from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory
 
 from django_advisory_lock import (
-    AdvisoryLockCommandMixin,
-    AdvisoryLockJobMixin,
-    LockHandle,
-    LockLost,
     advisory_lock,
     advisory_lock_all,
     advisory_semaphore,
-    lock_view,
-    periodic_lock,
     try_advisory_lock,
     try_advisory_semaphore,
 )
@@ -30,16 +19,12 @@ from tests.soak.attempt import Attempt
 from tests.soak.plan import (
     BY_SESSION,
     BY_TRANSACTION,
-    DEAF,
     DIRECT,
-    KEPT,
     KEYS,
-    NOTHING,
     POOLED,
     PROXIED,
     ROUTES,
     SEMAPHORES,
-    SHORT,
 )
 from tests.soak.witness import Witness
 
@@ -179,78 +164,6 @@ def dedicated(hand: Hand, kind: str) -> None:
             attempt.body(lock)
 
 
-@advisory_lock(lambda attempt, key: key, using=KEPT, timeout=0.5)
-def _decorated(attempt: Attempt, key: str) -> None:
-    attempt.body()
-
-
-def decorated(hand: Hand, kind: str) -> None:
-    """One lock object for all threads."""
-    key = hand.key()
-    with hand.attempt(kind, KEPT, key) as attempt:
-        _decorated(attempt, key)
-
-
-class _Job(AdvisoryLockJobMixin):
-    lock_timeout = 0.3
-    lock_using = POOLED
-
-    def get_lock_key(self, attempt: Attempt, key: str) -> str:
-        return key
-
-    def run(self, attempt: Attempt, key: str) -> None:
-        attempt.body()
-
-
-def job(hand: Hand, kind: str) -> None:
-    key = hand.key()
-    with hand.attempt(kind, POOLED, key) as attempt:
-        _Job().run(attempt, key)
-
-
-@lock_view(lambda request, attempt, key: key, using=PROXIED, timeout=0.2)
-def _view(request: HttpRequest, attempt: Attempt, key: str) -> HttpResponse:
-    attempt.body()
-    return HttpResponse()
-
-
-def view(hand: Hand, kind: str) -> None:
-    key = hand.key()
-    with hand.attempt(kind, PROXIED, key) as attempt:
-        response = _view(RequestFactory().post("/"), attempt, key)
-        assert response.status_code == (200 if attempt.is_in else 409)
-
-
-class _Command(AdvisoryLockCommandMixin, BaseCommand):
-    lock_using = BY_SESSION
-    stealth_options = ("attempt",)
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--key")
-
-    def get_lock_key(self, *args: Any, **options: Any) -> str:
-        return str(options["key"])
-
-    def handle(self, *args: Any, **options: Any) -> None:
-        options["attempt"].body(self.held_lock)
-
-
-def command(hand: Hand, kind: str) -> None:
-    key = hand.key()
-    with hand.attempt(kind, BY_SESSION, key) as attempt:
-        call_command(_Command(), key=key, attempt=attempt, lock_timeout=hand.timeout(None), verbosity=0)
-
-
-@periodic_lock("soak", min_interval=0.2, using=SHORT)
-def _periodic(attempt: Attempt) -> None:
-    attempt.body()
-
-
-def periodic(hand: Hand, kind: str) -> None:
-    with hand.attempt(kind, SHORT, "soak-periodic") as attempt:
-        _periodic(attempt)
-
-
 def refused(hand: Hand, kind: str) -> None:
     """A session lock behind a pooler in transaction mode."""
     key = hand.key()
@@ -259,40 +172,11 @@ def refused(hand: Hand, kind: str) -> None:
             attempt.body(lock)
 
 
-def _named(*functions: Kind) -> dict[str, Kind]:
+def named(*functions: Kind) -> dict[str, Kind]:
     return {function.__name__.strip("_").replace("_", " "): function for function in functions}
 
 
-KINDS = _named(
+KINDS = named(
     *(wait, try_, shared, poll, by_hand, nested, in_transaction, session_in_transaction, several, semaphore),
-    *(try_semaphore, dedicated, decorated, job, view, command, periodic, refused),
+    *(try_semaphore, dedicated, refused),
 )
-
-
-# What is no lock, so that the witness has something to find
-
-
-def takes_nothing(hand: Hand, kind: str) -> None:
-    route, key = hand.route(), hand.key()
-    with hand.attempt(kind, route, key) as attempt:
-        attempt.body()
-
-
-@contextlib.contextmanager
-def _deaf(lock: Any) -> Iterator[LockHandle]:
-    handle = lock.acquire()
-    try:
-        yield handle
-    finally:
-        with contextlib.suppress(LockLost):
-            handle.release()
-
-
-def hides_losses(hand: Hand, kind: str) -> None:
-    route, key = hand.chance.choice((DIRECT, KEPT)), hand.key()
-    with hand.attempt(kind, route, key) as attempt:
-        with _deaf(advisory_lock(key, using=route, timeout=hand.timeout(None))) as lock:
-            attempt.body(lock)
-
-
-CONTROLS: dict[str, dict[str, Kind]] = {NOTHING: {NOTHING: takes_nothing}, DEAF: {DEAF: hides_losses}}

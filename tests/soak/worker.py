@@ -29,6 +29,7 @@ def main(name: str) -> int:
     warnings.showwarning = note_warning
     django.setup()
     witness.note("begin", at=time.monotonic())
+    witness.end = plan.wait_for_end()
     crew = [threading.Thread(target=_guarded, args=(witness, _work, n)) for n in range(plan.threads)]
     for thread in crew:
         thread.start()
@@ -53,11 +54,11 @@ def _guarded(witness: Witness, function: Any, number: int) -> None:
 def _work(witness: Witness, number: int) -> None:
     from django.db import connections
 
-    from tests.soak import work
+    from tests.soak import control, guarded, work
 
-    hand, control = work.Hand(witness, f"thread {number}"), witness.plan.control
-    kinds = work.CONTROLS[control] if control else work.KINDS
-    while time.monotonic() < witness.plan.end:
+    hand = work.Hand(witness, f"thread {number}")
+    kinds = control.CONTROLS.get(witness.plan.control, {**work.KINDS, **guarded.KINDS})
+    while time.monotonic() < witness.end:
         hand.work(kinds)
     connections.close_all()
 
@@ -83,7 +84,7 @@ async def _work_together(witness: Witness, count: int) -> None:
 
     async def one(number: int) -> None:
         hand = work.Hand(witness, f"task {number}")
-        while time.monotonic() < witness.plan.end:
+        while time.monotonic() < witness.end:
             await awork.do_one(hand)
 
     await asyncio.gather(*map(one, range(count)))
