@@ -36,16 +36,26 @@ def run(seconds: float, deck: dict[str, int], control: str = "", pause: float = 
     with new_site(SEED, WORKERS, control) as site:
         faults = Faults(site, random.Random(SEED), pause)
         faults.strike_until(site.begin(seconds) - LAST, deck)
-        try:
-            wait_for_the_end(site)
-        finally:
-            keep(site, faults)
-        return judge(read(site.directory, faults.noted))
+        left = wait_for_the_end(site)
+        keep(site, faults)
+        verdict = judge(read(site.directory, faults.noted))
+        verdict.surprises.extend(left)
+        return verdict
 
 
-def wait_for_the_end(site: Site) -> None:
+def wait_for_the_end(site: Site) -> list[str]:
+    """Return what is not as it should be when all is over."""
     codes = site.wait_for_workers()
-    assert set(codes.values()) == {0}, "\n".join(site.log(name) for name, code in codes.items() if code)
+    if set(codes.values()) != {0}:
+        return [f"{name} ended with {code}: {site.log(name)[-5000:]}" for name, code in codes.items() if code]
+    try:
+        wait_until_nothing_is_left(site)
+    except AssertionError as error:
+        return [str(error)]
+    return []
+
+
+def wait_until_nothing_is_left(site: Site) -> None:
     # Also on the sessions that the poolers keep.
     wait_until(lambda: site.locks() == [], lambda: f"still held: {site.locks()}")
     for running in site.bouncers.values():
@@ -77,6 +87,7 @@ def test_they_exclude_and_are_told_of_every_loss(other: OtherSession, capsys: py
 
 def test_the_witness_sees_those_that_take_no_lock(other: OtherSession) -> None:
     verdict = run(CONTROL_SECONDS, {"freeze worker": 1}, plan.NOTHING)
+    assert verdict.surprises == []
     assert any("came in to" in text for text in verdict.violations)
     assert any(text.startswith("file of") for text in verdict.violations)
     assert any(text.startswith("row of") for text in verdict.violations)
@@ -84,4 +95,5 @@ def test_the_witness_sees_those_that_take_no_lock(other: OtherSession) -> None:
 
 def test_the_witness_sees_a_loss_that_is_hidden(other: OtherSession) -> None:
     verdict = run(CONTROL_SECONDS, {"terminate": 1}, plan.DEAF, pause=0.05)
+    assert verdict.surprises == []
     assert verdict.silent_losses
