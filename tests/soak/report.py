@@ -17,11 +17,13 @@ def figures(verdict: Verdict, seconds: float, seed: int, workers: int) -> str:
         "seed": str(seed),
         "processes at a time": str(workers),
         "attempts": str(outcomes.total()),
-        "acquisitions": _listed(verdict.acquisitions),
+        "acquisitions, and what was refused": _listed(verdict.acquisitions),
         "outcomes": _listed(outcomes),
         "faults": _listed(verdict.faults),
         "losses that were told": str(outcomes["lost"]),
-        "conflicts that the witness saw, each explained by a loss": str(verdict.conflicts),
+        "conflicts that the witness saw, each explained by a loss that was told, or a killed process": str(
+            verdict.conflicts
+        ),
         "violations": str(len(verdict.violations)),
         "losses that nobody was told of": str(len(verdict.silent_losses)),
         "losses without a fault": str(len(verdict.groundless_losses)),

@@ -144,6 +144,14 @@ class TestSurprises:
         assert len(judged(cancelled, faults=(end,)).surprises) == 1
         assert judged(error, faults=(end,)).complaints == judged(cancelled, faults=(cancel,)).complaints == []
 
+    @pytest.mark.parametrize(
+        ("text", "count"), [("received 2 results from command 'COMMIT'", 0), ("current transaction is aborted", 1)]
+    )
+    def test_two_errors_for_one_commit(self, text: str, count: int) -> None:
+        notes = attempt("a", outcome="error", error="django.db.utils.InternalError", text=text)
+        assert len(judged(notes, faults=(end_of_session(9, 9.5),)).surprises) == count
+        assert len(judged(notes).surprises) == 1
+
     def test_what_was_not_refused(self) -> None:
         refusal = "django_advisory_lock.exceptions.PoolerDetected"
         facts = {"kind": "refused", "route": BY_TRANSACTION}
@@ -162,7 +170,7 @@ class TestSurprises:
 def test_figures(tmp_path: Path) -> None:
     verdict = judged(visit("a", 1, 2), visit("b", 2, 3, "lost", error=LOST), faults=(end_of_session(2, 2.5),))
     text = report.figures(verdict, 40, 1, 4)
-    assert "| acquisitions | 2: wait 2 |" in text
+    assert "| acquisitions, and what was refused | 2: wait 2 |" in text
     assert "| losses that were told | 1 |" in text
     page = tmp_path / "page.md"
     page.write_text(f"before\n{report.MARKER}\nold\n{report.MARKER}\nafter\n")
