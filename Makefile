@@ -1,6 +1,7 @@
 # Needs Python 3.10 or later with venv, and nothing else. Paths are relative, so that the project may live anywhere.
 
 PYTHON ?= python3
+SECONDS ?= 600
 python := .venv/bin/python
 # The last thing that a finished installation writes: a half-made one is not taken for it.
 installed := .venv/.installed
@@ -9,11 +10,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test matrix mutation lint stop clean .venv
+.PHONY: help demo test soak matrix mutation lint stop clean .venv
 
 help:
 	@echo 'make demo    show the locks at work in a small shop'
 	@echo 'make test    run the tests, with branch coverage'
+	@echo 'make soak    let many processes lock under faults for SECONDS=$(SECONDS); needs pgbouncer'
 	@echo 'make matrix  run them on every supported Python, Django and PostgreSQL that is here'
 	@echo 'make mutation  break the package in many places, and show that the tests notice'
 	@echo 'make lint    check style and types'
@@ -33,6 +35,10 @@ test: $(installed)
 	@$(python) -m coverage combine -q
 	@$(python) -m coverage report --include='tests/*'
 	@$(python) -m coverage report --include='django_advisory_lock/*' --fail-under=100
+
+# SOAK_REPORT=docs/proof.md writes the figures there, SOAK_SEED=N repeats the choices of a run.
+soak: $(installed)
+	@SOAK_SECONDS=$(SECONDS) $(python) -m pytest -m soak tests/soak
 
 matrix:
 	@"$(PYTHON)" .ci/matrix.py

@@ -1,4 +1,4 @@
-"""A real PgBouncer in front of the server of the tests."""
+"""A real PgBouncer in front of the server of the tests, or another one."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ ATTEMPTS = 5  # for a free port that stays free until it is used
 
 
 class Bouncer:
-    """One PgBouncer on a loopback port, and the ways to it."""
+    """One PgBouncer on a loopback port, and the ways to it. The server is the one of the tests if none is named."""
 
-    def __init__(self, **settings: object) -> None:
+    def __init__(self, server: dict[str, Any] | None = None, **settings: object) -> None:
         self.program = tool("pgbouncer", "pgbouncer")
+        self.server = parameters() if server is None else server
         self.settings = settings
         self.port = 0
         self.account = embedded_postgres._server_account()  # PgBouncer refuses root, as PostgreSQL does
@@ -40,7 +41,7 @@ class Bouncer:
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
         """Connect a client of which Django and the library know nothing."""
         address: dict[str, Any] = {"host": ADDRESS, "hostaddr": ADDRESS, "port": self.port, "sslmode": "prefer"}
-        return psycopg.connect(**{**parameters(), **address, "autocommit": True, **options})
+        return psycopg.connect(**{**self.server, **address, "autocommit": True, **options})
 
     @contextlib.contextmanager
     def alias(self, name: str = "bounced", options: dict[str, Any] | None = None, **changes: Any) -> Iterator[str]:
@@ -63,8 +64,8 @@ class Bouncer:
 
     @property
     def database(self) -> str:
-        """The database of the tests, as the console names it."""
-        return str(parameters()["dbname"])
+        """The database of the server, as the console names it."""
+        return str(self.server["dbname"])
 
     # Its life
 
@@ -128,12 +129,25 @@ class Bouncer:
             "query_wait_timeout": int(LIMIT),
             **self.settings,
         }
-        lines = ["[databases]", f"* = {_server()}", "[pgbouncer]", *(f"{key} = {settings[key]}" for key in settings)]
+        lines = [
+            "[databases]",
+            f"* = {self._address()}",
+            "[pgbouncer]",
+            *(f"{key} = {settings[key]}" for key in settings),
+        ]
         path = self.directory / "pgbouncer.ini"
         path.touch(mode=0o600)
         path.write_text("\n".join(lines) + "\n")
         if os.geteuid() == 0:
             os.chown(path, self.account.uid, self.account.gid)
+
+    def _address(self) -> str:
+        """Say where the server is, as a connection that reached it knows."""
+        with psycopg.connect(**self.server) as raw:
+            info = raw.info
+            named = {"host": info.hostaddr or info.host, "port": info.port}
+            named |= {"user": info.user, "password": info.password}
+        return " ".join(f"{key}={_quoted(str(value))}" for key, value in named.items() if value)
 
     def _run(self) -> None:
         switch: dict[str, Any] = {}
@@ -173,9 +187,9 @@ class Bouncer:
 
 
 @contextlib.contextmanager
-def bouncer(pool_mode: str, **settings: object) -> Iterator[Bouncer]:
+def bouncer(pool_mode: str, server: dict[str, Any] | None = None, **settings: object) -> Iterator[Bouncer]:
     """Run a PgBouncer for the length of a block; the settings are its own, as `default_pool_size`."""
-    started = Bouncer(pool_mode=pool_mode, **settings)
+    started = Bouncer(server, pool_mode=pool_mode, **settings)
     try:
         started.start()
         yield started
@@ -187,14 +201,6 @@ def _free_port() -> int:
     with socket.socket() as listening:
         listening.bind((ADDRESS, 0))
         return int(listening.getsockname()[1])
-
-
-def _server() -> str:
-    """Say where the server of the tests is, as a connection that reached it knows."""
-    with psycopg.connect(**parameters()) as raw:
-        info = raw.info
-        named = {"host": info.hostaddr or info.host, "port": info.port, "user": info.user, "password": info.password}
-    return " ".join(f"{key}={_quoted(str(value))}" for key, value in named.items() if value)
 
 
 def _quoted(value: str) -> str:
