@@ -53,9 +53,6 @@ root_doc = "index"
 exclude_patterns = ["_build"]
 # GitHub gives each heading an anchor, and the links of the pages go there.
 myst_heading_anchors = 4
-# What GitHub would not show either is no syntax here.
-myst_enable_extensions: set[str] = set()
-suppress_warnings: list[str] = []
 nitpicky = True
 smartquotes = False  # the pages have the quotes that they mean
 
@@ -69,6 +66,7 @@ def read_page(app: Sphinx, name: str, source: list[str]) -> None:
     here = HERE
     if name in BESIDE:
         here = PROJECT
+        app.env.note_dependency(str(PROJECT / BESIDE[name]))
         source[0] = (PROJECT / BESIDE[name]).read_text(encoding="utf-8")
     source[0] = LINK.sub(lambda link: site_path((here / link["path"]).resolve(), link["path"]), source[0])
     if name == root_doc:
