@@ -40,7 +40,7 @@ class Stranger:
         self.database = database
         self.environment = environment(PYTHONPATH=str(PROJECT), PYTHONUNBUFFERED="1", PYTHONWARNINGS="error")
         del self.environment["DJANGO_SETTINGS_MODULE"]
-        self.running: list[subprocess.Popen[str]] = []
+        self.running: list[subprocess.Popen[bytes]] = []
         self.port = 0
 
     def write(self, text: str) -> None:
@@ -82,21 +82,16 @@ class Stranger:
     def start(self, words: list[str]) -> None:
         is_server = "runserver" in words
         words = [*words[:-1], "--noreload", "0"] if is_server else words
-        process = subprocess.Popen(
-            words,
-            cwd=self.directory,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.running.append(process)
+        log = self.directory / f"{words[2]}.log"
+        with log.open("w") as file:
+            self.running.append(
+                subprocess.Popen(words, cwd=self.directory, env=self.environment, stdout=file, stderr=subprocess.STDOUT)
+            )
         if is_server:
-            assert process.stdout is not None
-            line = next(line for line in process.stdout if "Starting development server at" in line)
-            self.port = int(line.rstrip("/\n").rpartition(":")[2])
+            wait_until(lambda: "Quit the server" in log.read_text(), lambda: f"it serves: {log.read_text()}")
+            self.port = int(re.findall(r"server at http://127\.0\.0\.1:(\d+)/", log.read_text())[0])
         else:
-            wait_until(self.is_working, "the command works")
+            wait_until(self.is_working, lambda: f"the command works: {log.read_text()}")
 
     def is_working(self) -> bool:
         with psycopg.connect(**parameters() | {"dbname": self.database}) as raw:
