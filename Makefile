@@ -10,18 +10,19 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test soak matrix mutation lint stop clean .venv
+.PHONY: help demo test soak matrix mutation lint docs stop clean .venv
 
 help:
-	@echo 'make demo    show the locks at work in a small shop'
-	@echo 'make test    run the tests, with branch coverage'
-	@echo 'make soak    let many processes lock under faults for SECONDS=$(SECONDS); needs pgbouncer'
-	@echo 'make matrix  run them on every supported Python, Django and PostgreSQL that is here'
+	@echo 'make demo      show the locks at work in a small shop'
+	@echo 'make test      run the tests, with branch coverage'
+	@echo 'make soak      let many processes lock under faults for SECONDS=$(SECONDS); needs pgbouncer'
+	@echo 'make matrix    run them on every supported Python, Django and PostgreSQL that is here'
 	@echo 'make mutation  break the package in many places, and show that the tests notice'
-	@echo 'make lint    check style and types'
-	@echo 'make stop    end the embedded PostgreSQL server'
-	@echo 'make clean   end it, and remove its data and all that these targets made'
-	@echo 'make .venv   only install; PYTHON=python3.13 make .venv chooses the interpreter'
+	@echo 'make lint      check style and types'
+	@echo 'make docs      build the site of the documentation in build/docs'
+	@echo 'make stop      end the embedded PostgreSQL server'
+	@echo 'make clean     end it, and remove its data and all that these targets made'
+	@echo 'make .venv     only install; PYTHON=python3.13 make .venv chooses the interpreter'
 	@echo
 	@echo 'DATABASE_URL, or PGHOST and its relatives, name another server than the embedded one.'
 
@@ -51,6 +52,11 @@ lint: $(installed)
 	$(python) -m ruff check
 	$(python) -m ruff format --check
 	DATABASE_URL=postgres:///lint $(python) -m mypy
+
+# No warning is let through, and no network is asked.
+docs: $(installed)
+	@$(python) -m sphinx -b html -q -W --keep-going -n docs build/docs
+	@echo 'The site is in build/docs: open build/docs/index.html'
 
 stop:
 	@if [ -e $(installed) ]; then $(python) -m testproject.embedded_postgres down; \

@@ -25,7 +25,7 @@ WORK = ROOT / ".ci" / "work"
 CHOSEN = re.compile("DATABASE_URL|DJANGO_SETTINGS_MODULE|EMBEDDED_POSTGRES_BINDIR|PG[A-Z]+|PYTHON[A-Z]+|VIRTUAL_ENV")
 # What the versions make no difference to is left to `make test`, and what each of them matters to is tried once more on
 # the oldest or the newest, or on the other server.
-LEFT_OUT = ("docs", "embedded_postgres", "packaging")
+LEFT_OUT = ("docs", "embedded_postgres", "packaging", "site", "start")
 OF_THE_SERVER = ("contention", "faults", "poolers", "semaphores", "several")
 OF_THE_CLIENT = ("advisory_lock_command", "async", "dedicated", "environments", "interrupts", "pytest_plugin")
 OF_BOTH = ("doctor", "ending", "inspection", "keys", "locks", "model", "releasing", "sql", "taking")

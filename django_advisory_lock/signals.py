@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from django.dispatch import Signal
 
-# A lock was acquired: + waited, in seconds.
+#: A lock was acquired: + `waited`, in seconds.
 lock_acquired = Signal()
-# A session lock was released: + held_for, in seconds. Nobody is told when a transaction ends, and its locks with it.
+#: A session lock was released: + `held_for`, in seconds. Of the end of a transaction, and its locks, nobody is told.
 lock_released = Signal()
-# A lock was busy: + error, a LockTimeout, and holders, the rows of `inspection.KeyLock` in the way; both are None after
-# a failed try, which asks for no more than the lock.
+#: A lock was busy: + `error`, a `LockTimeout`, and `holders`, the rows of `inspection.KeyLock` in the way; both are
+#: None after a failed try, which asks for no more than the lock.
 lock_busy = Signal()
-# A lock turned out to be lost: + error, a LockLost. Sent once for each handle.
+#: A lock turned out to be lost: + `error`, a `LockLost`. Sent once for each handle.
 lock_lost = Signal()
