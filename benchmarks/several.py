@@ -1,52 +1,79 @@
-"""What many locks cost: `advisory_lock_all` against one lock after the other, and a semaphore against its statements.
-
-python -m benchmarks.several [--rounds N]
-"""
+"""What many locks cost: `advisory_lock_all` against one lock after the other, and a semaphore against its limit."""
 
 from __future__ import annotations
 
 import contextlib
-import os
+from collections.abc import Callable
+from typing import Any
 
-import django
+from django.db import connections
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
-django.setup()
+from django_advisory_lock import advisory_lock, advisory_lock_all, advisory_semaphore, lock_key, try_advisory_semaphore
 
-from django.db import connection  # noqa: E402
+from .measuring import Effort, Report, Table, interleave, microseconds, ratio, timed
+from .peers import BARE, execute
 
-from benchmarks.measuring import compare, rounds  # noqa: E402
-from django_advisory_lock import advisory_lock, advisory_lock_all, advisory_semaphore, lock_key  # noqa: E402
-
-KEYS = [lock_key("benchmark-several", number) for number in range(1000)]
+SIZES = (2, 10, 100, 1000)
 
 
-def together() -> None:
-    with advisory_lock_all(*KEYS):
-        pass
+def together(keys: list[Any]) -> Callable[[], None]:
+    def enter() -> None:
+        with advisory_lock_all(*keys):
+            pass
+
+    return enter
 
 
-def one_by_one() -> None:
-    with contextlib.ExitStack() as stack:
-        for key in KEYS:
-            stack.enter_context(advisory_lock(key))
+def one_by_one(keys: list[Any]) -> Callable[[], None]:
+    def enter() -> None:
+        with contextlib.ExitStack() as stack:
+            for key in keys:
+                stack.enter_context(advisory_lock(key))
+
+    return enter
 
 
-def slot() -> None:
-    with advisory_semaphore("benchmark-several", limit=5):
-        pass
+def by_hand(keys: list[Any]) -> Callable[[], None]:
+    """One statement for all, without what makes it all or nothing."""
+    numbers = sorted(key.args[0] for key in keys)
+
+    def enter() -> None:
+        execute("default", "SELECT count(pg_advisory_lock(k)) FROM unnest(CAST(%s AS bigint[])) AS k", [numbers])
+        execute("default", "SELECT count(pg_advisory_unlock(k)) FROM unnest(CAST(%s AS bigint[])) AS k", [numbers])
+
+    return enter
 
 
-def lock() -> None:
-    with advisory_lock(KEYS[0]):
-        pass
+def slot(*, limit: int, tries: bool = False) -> Callable[[], None]:
+    make = try_advisory_semaphore if tries else advisory_semaphore
+
+    def enter() -> None:
+        with make("benchmark-slot", limit=limit) as acquired:
+            assert acquired
+
+    return enter
 
 
-COMPARISONS = {
-    "1,000 keys against one by one": (together, one_by_one),
-    "a slot of five against a lock": (slot, lock),
-}
-
-if __name__ == "__main__":
-    compare(COMPARISONS, rounds(__doc__, 30))
-    connection.close()
+def run(effort: Effort) -> Report:
+    all_keys = [lock_key("benchmark-several", number) for number in range(max(SIZES))]
+    rows, figures = [], {}
+    for size in effort.pick(SIZES, SIZES[:2]):
+        keys = all_keys[:size]
+        forms = {"together": together(keys), "one by one": one_by_one(keys), "by hand": by_hand(keys)}
+        rounds = max(5, min(effort.rounds, 20_000 // size) // 4) if not effort.quick else 3
+        found = interleave({name: timed(form) for name, form in forms.items()}, rounds)
+        against = ratio(found, "together", "one by one"), ratio(found, "together", "by hand")
+        rows.append([f"{size:,} keys", *map(str, against), f"{microseconds(found['together']) / size:.1f}"])
+        figures[str(size)] = [each.median for each in against]
+    slots = {"a lock": one_by_one(all_keys[:1])}
+    slots |= {f"{limit} slots": slot(limit=limit) for limit in (1, 5, 50)} | {"tried": slot(limit=5, tries=True)}
+    found = interleave({name: timed(form) for name, form in slots.items()}, effort.scaled(0.25))
+    connections.close_all()
+    semaphores = [[name, str(ratio(found, name, "a lock"))] for name in slots if name != "a lock"]
+    figures["slots"] = [ratio(found, name, "a lock").median for name in slots]
+    header = ["", "against one by one", f"against one statement of {BARE}", "µs a key"]
+    return Report(
+        [Table("several", header, rows), Table("semaphores", ["a free slot of", "against a lock"], semaphores)],
+        [],
+        figures,
+    )

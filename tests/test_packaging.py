@@ -137,7 +137,7 @@ def test_metadata(metadata: Message) -> None:
     assert "MIT" in (metadata["License-Expression"], metadata["License"])
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert str(metadata.get_payload()).strip() == (PROJECT / "README.md").read_text().strip()
-    assert metadata.get_all("Provides-Extra") == ["test", "docs", "dev"]
+    assert metadata.get_all("Provides-Extra") == ["test", "bench", "docs", "dev"]
     classifiers = metadata.get_all("Classifier", [])
     assert "Typing :: Typed" in classifiers
     assert "Framework :: Django" in classifiers
