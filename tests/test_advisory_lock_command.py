@@ -864,6 +864,12 @@ class TestInterrupted:
             pytest.fail("never ran to its end")
         assert point > 30
 
+    @pytest.mark.timeout(LIMIT)
+    def test_what_is_no_command_is_raised_where_it_is_waited_for(self) -> None:
+        command: Any = [5]
+        with pytest.raises(TypeError):
+            child.supervise(command, threading.Event(), LIMIT)
+
     def test_before_the_thread_has_begun(self, monkeypatch: pytest.MonkeyPatch, told: Path) -> None:
         """It starts nothing then."""
         threads: list[Callable[[], None]] = []

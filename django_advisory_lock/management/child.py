@@ -100,8 +100,8 @@ class Child:
                 self._pid = os.posix_spawnp(
                     command[0], command, environment(), setpgroup=0, setsigdef=IGNORED_BY_PYTHON, setsigmask=mask
                 )
-            except (OSError, ValueError) as error:
-                self._error = error
+            except Exception as error:
+                self._error = error  # for the thread that waits, which would wait for ever
         self._has_begun.set()
         if self._pid:
             self._ended_with = _wait_for_end(self._pid, self._inbox)
