@@ -605,8 +605,8 @@ MUTANTS = (
     _mutant(
         "locks of other databases are listed",
         "sql.py",
-        'WHERE l.locktype = \'advisory\' AND l.database = {_DATABASE}"""\n_IN_ASKED',
-        'WHERE l.locktype = \'advisory\'"""\n_IN_ASKED',
+        "l.objsubid IN (1, 2) AND l.database = {_DATABASE}",
+        "l.objsubid IN (1, 2)",
         "test_inspection",
     ),
     _mutant(
