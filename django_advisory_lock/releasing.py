@@ -34,14 +34,8 @@ def release(hold: Hold, savepoint: transactions.BodySavepoint | None = None, *, 
             return  # released inside its block
         hold.is_ending = True
         raw = session.raw()
-        if raw is None or connection is None or not is_open(hold):
-            session.disown(hold)
-            if connection is not None:
-                sessions.close_if_dead(connection)
-            is_over = hold.is_dedicated and raw is not None and raw.closed
-            raise lost(
-                hold, "its session has ended" if is_over else "its connection was closed, or replaced by another one"
-            )
+        if raw is None or connection is None or raw.closed or connection.connection is not raw:
+            raise _lost_with_session(hold)
         try:
             if savepoint is not None:
                 savepoint.end(connection, raw, raised=raised)
@@ -57,6 +51,15 @@ def release(hold: Hold, savepoint: transactions.BodySavepoint | None = None, *, 
             return
         if not answer:
             raise lost(hold, "the server says that this session does not hold it")
+
+
+def _lost_with_session(hold: Hold) -> LockLost:
+    """Forget a lock whose session is not there any more, and tell why."""
+    connection, is_ended = hold.connection(), _is_ended(hold)
+    hold.session.disown(hold)
+    if connection is not None:
+        sessions.close_if_dead(connection)
+    return lost(hold, "its session has ended" if is_ended else "its connection was closed, or replaced by another one")
 
 
 def _unlock(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection) -> bool:
@@ -76,7 +79,7 @@ def _unlock(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection) -> 
             cursor.execute(sql.unlock_all(hold.shared, hold.pid), sql.arrays(hold.keys))
             answer = bool(cursor.fetchone()[0] == [])
         else:
-            cursor.execute(sql.unlock(len(key.args), hold.shared, hold.pid), key.args)
+            cursor.execute(sql.unlock(key.args, hold.shared, hold.pid))
             answer = cursor.fetchone()[0] is True
     hold.session.drop(hold)
     if hold.session.abandoned or hold.session.doubts:
@@ -118,6 +121,12 @@ def is_open(hold: Hold) -> bool:
     """Whether the session of a lock is still there, under its alias."""
     raw, connection = hold.session.raw(), hold.connection()
     return raw is not None and not raw.closed and connection is not None and connection.connection is raw
+
+
+def _is_ended(hold: Hold) -> bool:
+    """Whether the session ended by itself, so that its alias still has the connection."""
+    raw, connection = hold.session.raw(), hold.connection()
+    return raw is not None and raw.closed and connection is not None and connection.connection is raw
 
 
 def end_body(hold: Hold, savepoint: transactions.BodySavepoint | None) -> None:

@@ -343,7 +343,7 @@ def close_if_dead(connection: BaseDatabaseWrapper) -> None:
         connection.close()
 
 
-def ask(raw: RawConnection, statement: str, params: tuple[object, ...]) -> Any:
+def ask(raw: RawConnection, statement: str, params: tuple[object, ...] | None = None) -> Any:
     """Return the one value of a statement, past Django's cursor, whose wrappers may forbid or interrupt it."""
     row = raw.execute(statement, params).fetchone()
     return row[0] if row else None

@@ -33,7 +33,7 @@ class Take(Attempt):
                 self._renew_notes(self.keys)
                 uncertain = []
             if uncertain:
-                row = self._send(sql.try_lock_unless_held, *key.args, *key.pg_locks)
+                row = self._send(sql.try_lock_unless_held, *key.pg_locks)
                 for hold in uncertain:
                     if sql.MODES[hold.shared] in row[-1]:
                         hold.marker = transactions.transaction_marker(self.connection)
@@ -46,7 +46,7 @@ class Take(Attempt):
             # A session that holds the key exclusively is granted the shared lock too, but before PostgreSQL 18 its try
             # fails while somebody waits; its wait cannot wait.
             nested = self.options.shared and self.session.covers(key)
-            return self._granted(self._send(sql.wait_lock if nested else sql.try_lock, *key.args))
+            return self._granted(self._send(sql.wait_lock if nested else sql.try_lock))
 
     def _wait(self) -> None:
         """Wait with nothing around it, so that a busy lock costs what bare SQL costs."""
@@ -54,7 +54,7 @@ class Take(Attempt):
             if self.session.held or self.owner.holds:
                 self._refuse_endless_wait()
             try:
-                self._require_granted(self._send(sql.wait_lock, *self.keys[0].args))
+                self._require_granted(self._send(sql.wait_lock))
             except OperationalError as error:
                 if sqlstate(error) != LOCK_NOT_AVAILABLE:
                     raise
@@ -63,10 +63,10 @@ class Take(Attempt):
                     self._wait_for()
 
     def _send_wait(self, milliseconds: int) -> Sequence[Any]:
-        return self._send(sql.wait_lock_for, str(milliseconds), *self.keys[0].args)
+        return self._send(sql.wait_lock_for, str(milliseconds))
 
     def _form(self) -> tuple[object, ...]:
-        return len(self.keys[0].args), self.options.shared
+        return self.keys[0].args, self.options.shared
 
     def _came_late(self, locks: list[KeyLock]) -> bool:
         # A mode that is held already never waits, so a row of ours is this lock.

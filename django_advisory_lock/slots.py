@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from . import outcomes, sql, transactions
 from .exceptions import LockTimeout
 from .inspection import read_key_locks
-from .keys import GS, KeySource, LockKey
+from .keys import KeySource, LockKey
 from .options import Options
+from .parts import GS
 from .several import TakeAll
 from .single import Take
 

@@ -1,4 +1,7 @@
-"""Every statement the library sends: text from a closed set of names; values travel as parameters.
+"""Every statement the library sends: names of a closed set and the numbers of a key as text, all else as parameters.
+
+By default psycopg makes text of parameters too, before it sends them. For the numbers of one key that is done here, and
+kept: each parameter costs some 5 % of a lock.
 
 The functions are described in "Advisory Lock Functions",
 https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-LOCKS
@@ -14,12 +17,14 @@ if TYPE_CHECKING:
 
     from .keys import LockKey
 
+    Numbers = tuple[int, ...]
+
 # Without the casts a number out of range is UndefinedFunction. CAST, not "::", which binds closer than the minus sign
 # that client-side binding puts before a negative number.
-_ARGUMENTS = {1: "CAST(%s AS bigint)", 2: "CAST(%s AS int), CAST(%s AS int)"}
+_TYPES = {1: "bigint", 2: "int"}
 
-# How many statements are kept as text: a few for each session of the process.
-_KEPT = 4096
+# How many statements of a kind are kept as text: those of hot keys, a few for each session of the process.
+_KEPT = 1024
 
 # The start of a transaction tells it from the others of its session; as a number it looks the same in every time zone.
 _TRANSACTION_COLUMNS = (
@@ -48,15 +53,18 @@ def _unlock_function(shared: bool) -> str:
     return f"pg_advisory_unlock{'_shared' if shared else ''}"
 
 
-def _call(verb: str, arity: int, shared: bool, for_transaction: bool) -> str:
-    return f"{_function(verb, shared, for_transaction)}({_ARGUMENTS[arity]})"
+def _arguments(numbers: Numbers) -> str:
+    return ", ".join(f"CAST({number:d} AS {_TYPES[len(numbers)]})" for number in numbers)
+
+
+def _call(verb: str, numbers: Numbers, shared: bool, for_transaction: bool) -> str:
+    return f"{_function(verb, shared, for_transaction)}({_arguments(numbers)})"
 
 
 def _misrouted(guard: int) -> str:
     """Whether a pooler gave this statement another server session than its connection was opened with.
 
-    The pid is a number that libpq got from the server. As part of the text it is the same for the whole session, and it
-    costs nothing, where each parameter costs some 5 % of a lock.
+    The pid is a number that libpq got from the server.
     """
     return f"pg_backend_pid() <> {guard:d}"
 
@@ -72,24 +80,24 @@ def _columns(guard: int | None, in_transaction: bool) -> str:
 
 
 @lru_cache(_KEPT)
-def try_lock(arity: int, shared: bool, for_transaction: bool, in_transaction: bool, guard: int | None) -> str:
-    """Take the lock if it is free. Parameters: key. Row: taken (NULL: misrouted, nothing taken).
+def try_lock(numbers: Numbers, shared: bool, for_transaction: bool, in_transaction: bool, guard: int | None) -> str:
+    """Take the lock if it is free. Row: taken (NULL: misrouted, nothing taken).
 
     Where there is no guard the pid follows, and in a transaction the pid, its isolation level and its start.
     """
-    call = _call("try_", arity, shared, for_transaction)
+    call = _call("try_", numbers, shared, for_transaction)
     return f"SELECT {_guarded(guard, call)}{_columns(guard, in_transaction)}"
 
 
 @lru_cache(_KEPT)
 def try_lock_unless_held(
-    arity: int, shared: bool, for_transaction: bool, in_transaction: bool, guard: int | None
+    numbers: Numbers, shared: bool, for_transaction: bool, in_transaction: bool, guard: int | None
 ) -> str:
-    """Take the lock if it is free, unless this session holds the key already. Parameters: key, the key's row.
+    """Take the lock if it is free, unless this session holds the key already. Parameters: the key's row.
 
     Row: as `try_lock`, and a last column: the modes in which the session held the key; if any, nothing was tried.
     """
-    call = f"CASE WHEN cardinality(note.held) > 0 THEN false ELSE {_call('try_', arity, shared, for_transaction)} END"
+    call = f"CASE WHEN cardinality(note.held) > 0 THEN false ELSE {_call('try_', numbers, shared, for_transaction)} END"
     # OFFSET 0 keeps the planner from pulling the look down to where it would see the lock just taken.
     return (
         f"SELECT {_guarded(guard, call)}{_columns(guard, in_transaction)}, note.held"
@@ -99,20 +107,22 @@ def try_lock_unless_held(
 
 
 @lru_cache(_KEPT)
-def wait_lock(arity: int, shared: bool, for_transaction: bool, in_transaction: bool, guard: int | None) -> str:
-    """Wait for the lock in the server's queue. Parameters and row as `try_lock`."""
-    call = f"{_call('', arity, shared, for_transaction)} IS NOT NULL"
+def wait_lock(numbers: Numbers, shared: bool, for_transaction: bool, in_transaction: bool, guard: int | None) -> str:
+    """Wait for the lock in the server's queue. Row: as `try_lock`."""
+    call = f"{_call('', numbers, shared, for_transaction)} IS NOT NULL"
     return f"SELECT {_guarded(guard, call)}{_columns(guard, in_transaction)}"
 
 
 @lru_cache(_KEPT)
-def wait_lock_for(arity: int, shared: bool, for_transaction: bool, in_transaction: bool, guard: int | None) -> str:
-    """Wait for the lock with a `lock_timeout` of its own. Parameters: milliseconds as text, key.
+def wait_lock_for(
+    numbers: Numbers, shared: bool, for_transaction: bool, in_transaction: bool, guard: int | None
+) -> str:
+    """Wait for the lock with a `lock_timeout` of its own. Parameters: milliseconds as text.
 
     Row: as `try_lock`; no row at all: misrouted, nothing taken. The session's own `lock_timeout` is read before
     (OFFSET 0 keeps that first) and given back after the wait; on an error the server itself undoes the setting.
     """
-    call = _call("", arity, shared, for_transaction)
+    call = _call("", numbers, shared, for_transaction)
     misrouted = "" if guard is None else f"WHEN {_misrouted(guard)} THEN false "
     return (
         f"SELECT set_config('lock_timeout', own.lock_timeout, true) IS NOT NULL{_columns(guard, in_transaction)}"
@@ -122,9 +132,9 @@ def wait_lock_for(arity: int, shared: bool, for_transaction: bool, in_transactio
 
 
 @lru_cache(_KEPT)
-def unlock(arity: int, shared: bool, guard: int | None) -> str:
-    """Release one session lock. Parameters: key. NULL: misrouted, nothing released."""
-    return f"SELECT {_guarded(guard, f'{_unlock_function(shared)}({_ARGUMENTS[arity]})')}"
+def unlock(numbers: Numbers, shared: bool, guard: int | None) -> str:
+    """Release one session lock. NULL: misrouted, nothing released."""
+    return f"SELECT {_guarded(guard, f'{_unlock_function(shared)}({_arguments(numbers)})')}"
 
 
 # Several keys at once. They travel as three arrays of one length: the first number, the second or 0, and the form.

@@ -176,10 +176,10 @@ class Attempt:
         text = statement(*self._form(), for_transaction, self.in_transaction, guard)
         if self.connection.execute_wrappers:
             with self.connection.execute_wrapper(self._note_sent):
-                self.cursor.execute(text, params)
+                self.cursor.execute(text, params or None)
         else:
             self.is_sent = True
-            self.cursor.execute(text, params)
+            self.cursor.execute(text, params or None)
         row: Sequence[Any] | None = self.cursor.fetchone()
         if row is not None and row[0] is not None:
             return row

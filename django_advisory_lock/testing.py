@@ -86,8 +86,8 @@ class HeldElsewhere:
 
     def _take(self, raw: RawConnection, alias: str) -> None:
         self._guard = None if alias in conf.session_pooler_aliases() else raw.info.backend_pid
-        statement = sql.try_lock(len(self.key.args), self._shared, False, False, self._guard)
-        taken, *pid = raw.execute(statement, self.key.args).fetchone() or (None,)
+        statement = sql.try_lock(self.key.args, self._shared, False, False, self._guard)
+        taken, *pid = raw.execute(statement).fetchone() or (None,)
         self.pid = pid[0] if pid else raw.info.backend_pid
         if taken is None:
             raise outcomes.pooler_detected({"key": self.key, "using": alias, "waited": 0.0})
@@ -105,7 +105,7 @@ class HeldElsewhere:
         self._raw = None
         _holding.pop(id(self), None)
         try:
-            is_freed = sessions.ask(raw, sql.unlock(len(self.key.args), self._shared, self._guard), self.key.args)
+            is_freed = sessions.ask(raw, sql.unlock(self.key.args, self._shared, self._guard))
         except psycopg.Error:
             is_freed = False
         finally:

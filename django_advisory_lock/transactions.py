@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
     RawConnection = psycopg.Connection[Any]
 
+# Looked up once: an enumeration is slow at that, and these are asked for with every lock.
+_ACTIVE, _FAILED = TransactionStatus.ACTIVE, TransactionStatus.INERROR
+_NO_TRANSACTION = (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+
 
 def in_transaction(connection: BaseDatabaseWrapper) -> bool:
     """Whether what is written now is committed later; the `atomic()` of a `TestCase` does not count."""
@@ -40,7 +44,7 @@ def other_alias_in_transaction(using: str | None) -> str | None:
 def in_server_transaction(connection: BaseDatabaseWrapper) -> bool:
     """Whether the next statement is part of a transaction, whoever began it."""
     raw: RawConnection = connection.connection
-    if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
+    if raw.pgconn.transaction_status == _ACTIVE:
         # A statement of another thread is under way: only after it the status tells of a transaction.
         with raw.lock:
             pass
@@ -50,12 +54,12 @@ def in_server_transaction(connection: BaseDatabaseWrapper) -> bool:
 def is_idle(raw: Any) -> bool:
     """Whether no transaction is open. Connections of other engines have no such status and count as idle."""
     pgconn = getattr(raw, "pgconn", None)
-    return pgconn is None or pgconn.transaction_status in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+    return pgconn is None or pgconn.transaction_status in _NO_TRANSACTION
 
 
 def is_failed(raw: RawConnection) -> bool:
     """Whether the transaction has failed, so that the server answers nothing until it is rolled back."""
-    return raw.pgconn.transaction_status == TransactionStatus.INERROR
+    return raw.pgconn.transaction_status == _FAILED
 
 
 def transaction_marker(connection: BaseDatabaseWrapper) -> object:

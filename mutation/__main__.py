@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from mutation.mutants import MUTANTS, Mutant
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "proof.md"
 BEGIN, END = "<!-- mutation: written by python -m mutation --write -->", "<!-- end of mutation -->"
-LIMIT = 300  # seconds for the tests of one breakage: one that makes them hang is noticed too
+LIMIT = 300  # seconds for a file of tests: a breakage that makes them hang is noticed too
 # The statuses of pytest: https://docs.pytest.org/en/stable/reference/exit-codes.html
 PASSED, FAILED = 0, 1
 
@@ -73,7 +73,7 @@ class Copy:
         finally:
             path.write_text(text, encoding="utf-8")
 
-    def test(self, tests: Iterable[str]) -> tuple[int, str]:
+    def test(self, tests: Sequence[str]) -> tuple[int, str]:
         """Run some files of tests up to the first failure; return the status of pytest and what it wrote."""
         files = [f"tests/{name}.py" for name in tests]
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *files]
@@ -90,7 +90,7 @@ class Copy:
             start_new_session=True,
         )
         try:
-            output, _ = process.communicate(timeout=LIMIT)
+            output, _ = process.communicate(timeout=LIMIT * len(tests))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             return FAILED, ""

@@ -236,7 +236,7 @@ MUTANTS = (
     _mutant(
         "a session that was closed or replaced is no loss",
         "releasing.py",
-        "        if raw is None or connection is None or not is_open(hold):",
+        "        if raw is None or connection is None or raw.closed or connection.connection is not raw:",
         "        if raw is None or connection is None:",
         "test_releasing",
     ),
@@ -470,7 +470,7 @@ MUTANTS = (
     ),
     _mutant(
         "a proxy has keys of its own",
-        "keys.py",
+        "primary_keys.py",
         "return concrete._meta.label_lower, concrete._meta.pk, pk",
         "return model._meta.label_lower, concrete._meta.pk, pk",
         "test_keys",
@@ -484,7 +484,7 @@ MUTANTS = (
     ),
     _mutant(
         "True is a part of a key",
-        "keys.py",
+        "parts.py",
         "    if isinstance(part, int) and not isinstance(part, bool):\n        return int.__repr__(part)",
         "    if isinstance(part, int):\n        return int.__repr__(part)",
         "test_keys",

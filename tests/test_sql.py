@@ -12,8 +12,9 @@ from django.db import connections, transaction
 from django_advisory_lock import LockKey, lock_key, sql
 from tests.support import OtherSession
 
-FLAVOURS = list(itertools.product((1, 2), (False, True), (False, True)))
-Statement = Callable[[int, bool, bool, bool, "int | None"], str]
+KEYS = [LockKey((-(2**63),)), LockKey((2**63 - 1,)), LockKey.pair(-(2**31), 2**31 - 1)]
+FLAVOURS = list(itertools.product(KEYS, (False, True), (False, True)))
+Statement = Callable[["tuple[int, ...]", bool, bool, bool, "int | None"], str]
 
 
 def run(alias: str, statement: str, *params: object) -> tuple[Any, ...]:
@@ -25,12 +26,11 @@ def run(alias: str, statement: str, *params: object) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("alias", ["default", "binding", "prepared"])
 @pytest.mark.parametrize("statement", [sql.try_lock, sql.wait_lock, sql.wait_lock_for, sql.try_lock_unless_held])
-@pytest.mark.parametrize(("arity", "shared", "for_transaction"), FLAVOURS)
+@pytest.mark.parametrize(("key", "shared", "for_transaction"), FLAVOURS, ids=str)
 def test_taking(
-    statement: Statement, arity: int, shared: bool, for_transaction: bool, alias: str, other: OtherSession
+    statement: Statement, key: LockKey, shared: bool, for_transaction: bool, alias: str, other: OtherSession
 ) -> None:
     """Takes the lock in its mode, and only where the guard is right or switched off."""
-    key = lock_key(-5) if arity == 1 else LockKey.pair(-5, 5)
     before = ["1000"] if statement is sql.wait_lock_for else []
     after = key.pg_locks if statement is sql.try_lock_unless_held else ()
     guards: list[tuple[str | None, bool]] = [(None, True), ("own", True), ("other", False)]
@@ -39,10 +39,10 @@ def test_taking(
             connections[alias].ensure_connection()
             pid = connections[alias].connection.info.backend_pid
             pids = {"own": pid, "other": other.pid, None: None}
-            flavour = (arity, shared, for_transaction, True, pids[guard])
+            flavour = (key.args, shared, for_transaction, True, pids[guard])
             text = statement.__wrapped__(*flavour)  # type: ignore[attr-defined]
             assert text == statement(*flavour)
-            row = run(alias, text, *before, *key.args, *after)
+            row = run(alias, text, *before, *after)
             assert (row is not None and row[0] is True) is taken
             assert other.take(key, shared=True) is (shared or not taken)
             other.drop(key, shared=True)
@@ -53,21 +53,20 @@ def test_taking(
                 assert row[2] == "read committed"
                 assert float(row[3]) > 1e9
             if taken and not for_transaction:
-                (freed,) = run(alias, sql.unlock(arity, shared, pid), *key.args)
+                (freed,) = run(alias, sql.unlock(key.args, shared, pid))
                 assert freed is True
         connections[alias].close()
 
 
-@pytest.mark.parametrize(("arity", "shared", "for_transaction"), FLAVOURS)
+@pytest.mark.parametrize(("key", "shared", "for_transaction"), FLAVOURS, ids=str)
 def test_trying_where_the_key_is_held_already(
-    arity: int, shared: bool, for_transaction: bool, other: OtherSession
+    key: LockKey, shared: bool, for_transaction: bool, other: OtherSession
 ) -> None:
     """Says so, and takes nothing."""
-    key = lock_key(-5) if arity == 1 else LockKey.pair(-5, 5)
-    text = sql.try_lock_unless_held(arity, shared, for_transaction, True, None)
+    text = sql.try_lock_unless_held(key.args, shared, for_transaction, True, None)
     with transaction.atomic():
-        run("default", sql.try_lock(arity, True, True, False, None), *key.args)
-        row = run("default", text, *key.args, *key.pg_locks)
+        run("default", sql.try_lock(key.args, True, True, False, None))
+        row = run("default", text, *key.pg_locks)
         assert (row[0], row[-1]) == (False, ["ShareLock"])
     assert other.is_free(key)
 
@@ -76,13 +75,13 @@ def test_trying_where_the_key_is_held_already(
 def test_unlocking(shared: bool, other: OtherSession) -> None:
     """Only on the session that took the lock."""
     key = lock_key(-5)
-    taken, pid = run("default", sql.try_lock(1, shared, False, False, None), *key.args)
+    taken, pid = run("default", sql.try_lock(key.args, shared, False, False, None))
     assert taken is True
-    assert run("default", sql.try_lock(1, shared, False, False, pid), *key.args) == (True,)
-    assert run("default", sql.unlock(1, shared, None), *key.args) == (True,)
-    assert run("default", sql.unlock(1, shared, other.pid), *key.args) == (None,)
+    assert run("default", sql.try_lock(key.args, shared, False, False, pid)) == (True,)
+    assert run("default", sql.unlock(key.args, shared, None)) == (True,)
+    assert run("default", sql.unlock(key.args, shared, other.pid)) == (None,)
     keys = sql.arrays([key])
     assert run("default", sql.COUNT_HELD, sql.MODES[shared], pid, *keys) == (1,)
     assert run("default", sql.COUNT_HELD, sql.MODES[not shared], pid, *keys) == (0,)
-    assert run("default", sql.unlock(1, shared, pid), *key.args) == (True,)
+    assert run("default", sql.unlock(key.args, shared, pid)) == (True,)
     assert run("default", sql.COUNT_HELD, sql.MODES[shared], pid, *keys) == (0,)

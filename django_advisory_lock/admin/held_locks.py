@@ -21,8 +21,8 @@ from django.views.decorators.http import require_http_methods, require_safe
 from .. import conf
 from ..ending import Outcome, end_session, own_sessions, start_of
 from ..inspection import KeyLock, all_locks
-from ..keys import visible
 from ..models import HeldLock
+from ..parts import visible
 from .lock_table import TableMaker, numbers_of, session_name
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
 
 from ..ending import start_of
-from ..keys import visible
+from ..parts import visible
 from .words import in_words
 
 if TYPE_CHECKING:

@@ -149,21 +149,21 @@ def _run(pair: tuple[Session, Session], key: LockKey, script: Iterable[Step]) ->
 
 
 def _try(session: Session, key: LockKey, shared: bool, for_transaction: bool) -> Any:
-    return session.one(sql.try_lock(len(key.args), shared, for_transaction, False, None), key.args)
+    return session.one(sql.try_lock(key.args, shared, for_transaction, False, None))
 
 
 def _wait(session: Session, key: LockKey, shared: bool, for_transaction: bool) -> Any:
-    statement = sql.wait_lock_for(len(key.args), shared, for_transaction, False, None)
+    statement = sql.wait_lock_for(key.args, shared, for_transaction, False, None)
     try:
         with session.raw.transaction():
-            session.rows(statement, (str(WAIT), *key.args))
+            session.rows(statement, (str(WAIT),))
     except LockNotAvailable:
         return False
     return True
 
 
 def _unlock(session: Session, key: LockKey, shared: bool, for_transaction: bool) -> Any:
-    return session.one(sql.unlock(len(key.args), shared, None), key.args)
+    return session.one(sql.unlock(key.args, shared, None))
 
 
 def _look(session: Session, key: LockKey, shared: bool, for_transaction: bool) -> bool:

@@ -9,7 +9,7 @@ from unicodedata import combining, east_asian_width
 from django.utils import timezone
 
 from ... import inspection
-from ...keys import visible
+from ...parts import visible
 from .base import Status, Subcommand, add_key_arguments, read_key
 
 if TYPE_CHECKING:
