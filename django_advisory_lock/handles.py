@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from django.db import DatabaseError, connections
 from django.utils.asyncio import async_unsafe
 
-from . import dedicated, hops, releasing, sessions, transactions
+from . import dedicated, hops, releasing, savepoints, sessions
 from .exceptions import AdvisoryLockError, LockLost, LockTimeout
 from .notices import logger, names, tell_acquired, tell_busy, tell_lost, tell_released, warn_caller
 from .options import refuse_other_transactions
@@ -47,7 +47,7 @@ class LockHandle:
     _outlasts_block = False
     _longest_pause = 0.25  # seconds between two tries of a task that waits
     _hold: Hold | None = None
-    _savepoint: transactions.BodySavepoint | None = None
+    _savepoint: savepoints.BodySavepoint | None = None
     _own_connection: BaseDatabaseWrapper | None = None
 
     def __init__(
@@ -249,7 +249,7 @@ class LockHandle:
     def _open_block(self, owner: Owner, lock: object, frame: int) -> None:
         hold = self._hold
         if hold is not None and hold.in_transaction and hold.scope == "session":
-            self._savepoint = transactions.BodySavepoint(connections[hold.using], hold.session.savepoints)
+            self._savepoint = savepoints.BodySavepoint(connections[hold.using], hold.session.savepoints)
         if lock is not None:
             owner.enter(lock, frame, self)
 

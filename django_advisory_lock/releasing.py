@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import Error, connections
 
-from . import hops, sessions, sql, transactions
+from . import hops, savepoints, sessions, sql, transactions
 from .exceptions import LockLost
 from .notices import logger, names
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .sessions import RawConnection
 
 
-def release(hold: Hold, savepoint: transactions.BodySavepoint | None = None, *, raised: bool = False) -> None:
+def release(hold: Hold, savepoint: savepoints.BodySavepoint | None = None, *, raised: bool = False) -> None:
     """Release a session lock, or raise LockLost where it turns out to be gone.
 
     In a failed transaction nothing can be sent: that is logged, and the next lock operation on the session frees the
@@ -90,7 +90,7 @@ def _unlock(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection) -> 
 def _cursor(connection: BaseDatabaseWrapper, raw: RawConnection) -> AbstractContextManager[Any]:
     """Return Django's cursor; in another thread or in a loop psycopg's, which keeps threads apart itself."""
     if sessions.is_of_this_thread(connection) and not hops.can_wait():
-        return transactions.open_cursor(connection)
+        return savepoints.open_cursor(connection)
     return _plain_cursor(connection, raw)
 
 
@@ -129,7 +129,7 @@ def _is_ended(hold: Hold) -> bool:
     return raw is not None and raw.closed and connection is not None and connection.connection is raw
 
 
-def end_body(hold: Hold, savepoint: transactions.BodySavepoint | None) -> None:
+def end_body(hold: Hold, savepoint: savepoints.BodySavepoint | None) -> None:
     """End the savepoint of a body whose lock goes on."""
     raw, connection = hold.session.raw(), hold.connection()
     if savepoint is not None and raw is not None and connection is not None:
@@ -153,7 +153,7 @@ def is_held(hold: Hold) -> bool:
         if transactions.is_failed(raw):
             return hold.scope == "session"
     try:
-        with transactions.open_cursor(connection) as cursor:
+        with savepoints.open_cursor(connection) as cursor:
             asked = (sql.MODES[hold.shared], hold.pid, *sql.arrays(hold.keys))
             if hold.start is None:
                 cursor.execute(sql.COUNT_HELD, asked)

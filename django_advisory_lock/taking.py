@@ -12,7 +12,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
-from django.db import Error, OperationalError
+from django.db import OperationalError
 
 from . import conf, outcomes, sessions, sql, transactions
 from .exceptions import LockNotAcquired, PoolerDetected
@@ -21,9 +21,11 @@ from .inspection import KeyLock, read_key_locks
 from .notices import names, warn_caller
 from .options import resolve_scope
 from .outcomes import LOCK_NOT_AVAILABLE, sqlstate
+from .savepoints import waiting_savepoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -313,26 +315,5 @@ class Attempt:
         timeout = self.options.timeout
         return None if timeout is None else self.started + timeout - time.monotonic()
 
-    @contextlib.contextmanager
-    def _savepoint(self) -> Iterator[None]:
-        """Keep the transaction usable after a failed wait. Not released then: it ends with the transaction."""
-        if not self.in_transaction:
-            yield
-            return
-        self.cursor.execute("SAVEPOINT advisory_lock_wait")
-        try:
-            yield
-        except BaseException as error:
-            self._undo_savepoint(error)
-            raise
-        self.cursor.execute("RELEASE SAVEPOINT advisory_lock_wait")
-
-    def _undo_savepoint(self, error: BaseException) -> None:
-        undo = "ROLLBACK TO SAVEPOINT advisory_lock_wait"
-        if isinstance(error, Error):
-            with contextlib.suppress(Exception):
-                self.cursor.execute(undo)
-                return
-        # Past Django's cursor where its wrappers, or an interrupt, had a hand in the failure.
-        with contextlib.suppress(Exception):
-            self.connection.connection.execute(undo)
+    def _savepoint(self) -> AbstractContextManager[None]:
+        return waiting_savepoint(self.connection, self.cursor) if self.in_transaction else contextlib.nullcontext()

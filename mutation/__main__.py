@@ -121,35 +121,39 @@ def run(mutants: list[Mutant], jobs: int) -> list[Result]:
         for copy in everyone:
             copies.put(copy)
 
-        def attempt(mutant: Mutant) -> Result:
+        @contextlib.contextmanager
+        def borrowed() -> Iterator[Copy]:
             copy = copies.get()
-            started = time.monotonic()
             try:
-                with copy.broken(mutant):
-                    result = judge(mutant, *copy.test(mutant.tests))
+                yield copy
             finally:
                 copies.put(copy)
+
+        def require_sound(test: str) -> None:
+            with borrowed() as copy:
+                status, output = copy.test([test])
+            if status != PASSED:
+                raise SystemExit(f"The tests fail on the unbroken package:\n{output}")
+
+        def attempt(mutant: Mutant) -> Result:
+            started = time.monotonic()
+            with borrowed() as copy, copy.broken(mutant):
+                result = judge(mutant, *copy.test(mutant.tests))
             print(
                 f"{'noticed ' if result.noticed_by else 'SURVIVED'} {time.monotonic() - started:4.0f} s  {mutant.name}",
                 flush=True,
             )
             return result
 
+        tests = sorted({test for mutant in mutants for test in mutant.tests})
         try:
-            _require_sound(everyone[0], mutants)
             with ThreadPoolExecutor(jobs) as pool:
+                list(pool.map(require_sound, tests))
+                print(f"The unbroken package passes {', '.join(tests)}.", flush=True)
                 return list(pool.map(attempt, mutants))
         finally:
             for copy in everyone:
                 copy.wipe()
-
-
-def _require_sound(copy: Copy, mutants: list[Mutant]) -> None:
-    tests = sorted({test for mutant in mutants for test in mutant.tests})
-    status, output = copy.test(tests)
-    if status != PASSED:
-        raise SystemExit(f"The tests fail on the unbroken package:\n{output}")
-    print(f"The unbroken package passes {', '.join(tests)}.")
 
 
 def table(results: Iterable[Result]) -> str:
@@ -181,6 +185,11 @@ def main() -> int:
     mutants = [mutant for mutant in MUTANTS if options.only in mutant.name or options.only in mutant.module]
     if not mutants:
         parser.error(f"no breakage has {options.only!r} in its name")
+    for number in (
+        signal.SIGINT,
+        signal.SIGQUIT,
+    ):  # ignored by what a shell starts in the background, and then by tests
+        signal.signal(number, signal.default_int_handler)
     results = run(mutants, options.jobs)
     survivors = [result for result in results if result.noticed_by is None]
     print(f"\n{table(results)}\n{len(results) - len(survivors)} of {len(results)} were noticed.")

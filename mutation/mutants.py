@@ -304,7 +304,7 @@ MUTANTS = (
     ),
     _mutant(
         "a body that failed in its transaction is committed",
-        "transactions.py",
+        "savepoints.py",
         "        if connection.in_atomic_block:\n            connection.set_rollback(True)",
         "        if connection.in_atomic_block:\n            pass",
         "test_releasing",
