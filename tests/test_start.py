@@ -1,11 +1,13 @@
 """docs/start.md, as a stranger follows it: its files and its commands, in their order, in an empty directory.
 
-What is installed is this checkout, and the server is that of the tests. All else is the page's.
+What is installed is this checkout, or what START_PYTHON has, an interpreter with the wheel. The server is that of the
+tests. All else is the page's.
 """
 
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import shlex
 import signal
@@ -26,6 +28,7 @@ from tests.test_docs import PROJECT, read_blocks
 pytestmark = pytest.mark.slow
 
 PAGE = "docs/start.md"
+START_PYTHON = os.environ.get("START_PYTHON")
 # Done before, or not of this machine.
 NOT_RUN = re.compile(r"mkdir shop$|cd shop$|python3 -m venv |\. \.venv|python -m pip install |docker run ")
 # What a terminal of its own is for.
@@ -38,8 +41,10 @@ class Stranger:
     def __init__(self, directory: Path, database: str) -> None:
         self.directory = directory
         self.database = database
+        self.python = START_PYTHON or sys.executable
         self.environment = environment(PYTHONPATH=str(PROJECT), PYTHONUNBUFFERED="1", PYTHONWARNINGS="error")
-        del self.environment["DJANGO_SETTINGS_MODULE"]
+        for name in ("DJANGO_SETTINGS_MODULE", *(["PYTHONPATH"] if START_PYTHON else [])):
+            del self.environment[name]
         self.running: list[subprocess.Popen[bytes]] = []
         self.port = 0
 
@@ -65,7 +70,7 @@ class Stranger:
         words = shlex.split(line)
         if words[0] == "curl":
             return self.ask(words[-1], with_head="--include" in words)
-        programs = {"python": [sys.executable], "django-admin": [sys.executable, "-m", "django"]}
+        programs = {"python": [self.python], "django-admin": [self.python, "-m", "django"]}
         words[:1] = programs.get(words[0], words[:1])
         if STAYS.search(line):
             self.start(words)
