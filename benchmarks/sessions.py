@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from django.db import connection, connections
 
-from django_advisory_lock import LockKey, LockLost, advisory_lock, sql
+from django_advisory_lock import LockKey, LockLost, advisory_lock, pg_locks
 from django_advisory_lock.inspection import all_locks
 from tests.server import Server, new_server
 from tests.support import wait_until
@@ -90,7 +90,7 @@ def locks(server: Server, held: int, waiting: int) -> Iterator[None]:
 def server_time() -> float:
     """Return the seconds that the server says the query took, its plan included."""
     with connections[ALIAS].cursor() as cursor:
-        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql.ALL_LOCKS}")
+        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {pg_locks.ALL_LOCKS}")
         value = cursor.fetchone()[0]
         (plan,) = json.loads(value) if isinstance(value, str) else value
         return float(plan["Planning Time"] + plan["Execution Time"]) / 1000

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from django.db import Error, connections, transaction
 from django.utils import timezone
 
-from . import sessions, sql
+from . import pg_locks, sessions
 from .inspection import EPOCH
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def own_sessions() -> set[tuple[int, int]]:
         if connection.vendor == "postgresql" and connection.connection is not None:
             try:
                 with connection.cursor() as cursor:
-                    cursor.execute(sql.OWN_SESSION)
+                    cursor.execute(pg_locks.OWN_SESSION)
                     found.update(cursor.fetchall())
             except Error:
                 continue  # it is dead, or its transaction has failed
@@ -63,7 +63,7 @@ def end_session(pid: int, start: int | None, using: str, *, timeout: float) -> O
     """
     # The error leaves a transaction that is open usable.
     with transaction.atomic(using=using), sessions.connection_for(using).cursor() as cursor:
-        cursor.execute(sql.END_SESSION, [round(timeout * 1000), pid, start])
+        cursor.execute(pg_locks.END_SESSION, [round(timeout * 1000), pid, start])
         row = cursor.fetchone()
     if row is None:
         return Outcome.GONE

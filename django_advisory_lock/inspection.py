@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.utils import timezone
 
-from . import conf, known, sessions, sql
+from . import conf, known, pg_locks, sessions
 from .keys import lock_key
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class KeyLock:
     @property
     def mode(self) -> str:
         """The mode as `pg_locks` has it: `ExclusiveLock` or `ShareLock`."""
-        return sql.MODES[self.shared]
+        return pg_locks.MODES[self.shared]
 
     def blocks(self, *, shared: bool) -> bool:
         """Whether this one stands in the way of a lock: its holders, or an exclusive request queued ahead."""
@@ -117,7 +117,7 @@ def all_locks(using: str | None = None, *, names: Iterable[KeyLike] = ()) -> lis
 def locks_on(keys: Sequence[LockKey], using: str | None = None) -> list[KeyLock]:
     """Return who holds some keys and who waits for them, with all columns, holders first. One query."""
     with sessions.connection_for(conf.get_database() if using is None else using).cursor() as cursor:
-        cursor.execute(sql.ALL_LOCKS_ON, sql.arrays(keys))
+        cursor.execute(pg_locks.ALL_LOCKS_ON, pg_locks.arrays(keys))
         rows = cursor.fetchall()
     if any(len(key.args) == 2 for key in keys):  # rows of models, maybe
         found = known.Names(None, keys)
@@ -127,13 +127,13 @@ def locks_on(keys: Sequence[LockKey], using: str | None = None) -> list[KeyLock]
 
 def read_key_locks(cursor: Any, keys: Sequence[LockKey]) -> list[KeyLock]:
     """Ask the server who holds some keys and who waits for them, holders first. One query."""
-    cursor.execute(sql.KEY_LOCKS, sql.arrays(keys))
+    cursor.execute(pg_locks.KEY_LOCKS, pg_locks.arrays(keys))
     return _named(keys, cursor.fetchall())
 
 
 def read_all_locks(cursor: Any, using: str | None, names: Iterable[LockKey] = ()) -> list[KeyLock]:
     """Ask the server for all locks; with an alias of None, no table is asked for the names of their keys."""
-    cursor.execute(sql.ALL_LOCKS)
+    cursor.execute(pg_locks.ALL_LOCKS)
     rows = cursor.fetchall()
     if not rows:
         return []

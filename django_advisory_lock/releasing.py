@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import Error, connections
 
-from . import hops, savepoints, sessions, sql, transactions
+from . import hops, pg_locks, savepoints, sessions, sql, transactions
 from .exceptions import LockLost
 from .notices import logger, names
 
@@ -76,7 +76,7 @@ def _unlock(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection) -> 
     key, *others = hold.keys
     with _cursor(connection, raw) as cursor:
         if others:
-            cursor.execute(sql.unlock_all(hold.shared, hold.pid), sql.arrays(hold.keys))
+            cursor.execute(sql.unlock_all(hold.shared, hold.pid), pg_locks.arrays(hold.keys))
             answer = bool(cursor.fetchone()[0] == [])
         else:
             cursor.execute(sql.unlock(key.args, hold.shared, hold.pid))
@@ -154,11 +154,11 @@ def is_held(hold: Hold) -> bool:
             return hold.scope == "session"
     try:
         with savepoints.open_cursor(connection) as cursor:
-            asked = (sql.MODES[hold.shared], hold.pid, *sql.arrays(hold.keys))
+            asked = (pg_locks.MODES[hold.shared], hold.pid, *pg_locks.arrays(hold.keys))
             if hold.start is None:
-                cursor.execute(sql.COUNT_HELD, asked)
+                cursor.execute(pg_locks.COUNT_HELD, asked)
             else:
-                cursor.execute(sql.COUNT_HELD_IN, (*asked, hold.pid, hold.start))
+                cursor.execute(pg_locks.COUNT_HELD_IN, (*asked, hold.pid, hold.start))
             count: int = cursor.fetchone()[0]
             return count == len(hold.keys)
     except Error:

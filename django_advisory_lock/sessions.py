@@ -20,7 +20,7 @@ from django.db import DatabaseError, connections
 from django.utils.connection import ConnectionDoesNotExist
 from psycopg.pq import TransactionStatus
 
-from . import sql
+from . import pg_locks, sql
 from .exceptions import LockUnsupported
 from .notices import logger
 from .transactions import is_failed
@@ -185,7 +185,7 @@ class Session:
             keys = [key for key in alike if not self.has_session_lock(key, shared)]
             if not keys:
                 return
-            freed = ask(raw, sql.free_all(shared, pid), (sql.MODES[shared], *sql.arrays(keys)))
+            freed = ask(raw, sql.free_all(shared, pid), (pg_locks.MODES[shared], *pg_locks.arrays(keys)))
             for key in keys:
                 self.doubts[key, shared, pid] -= 1
                 if not freed or not self.doubts[key, shared, pid]:

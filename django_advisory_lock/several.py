@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import sql
+from . import pg_locks, sql
 from .taking import Attempt
 
 if TYPE_CHECKING:
@@ -48,15 +48,15 @@ class TakeAll(Attempt):
         others = [key for key in self.keys if key not in covered] if covered else self.keys
         row: Sequence[Any] = (True,)
         if covered:
-            row = self._send(sql.wait_all_for, 0, 0, *sql.arrays(covered))
+            row = self._send(sql.wait_all_for, 0, 0, *pg_locks.arrays(covered))
         if others:
-            row = self._send(sql.try_all, *sql.arrays(others))
+            row = self._send(sql.try_all, *pg_locks.arrays(others))
         if covered and not row[0] and self.scope == "session":
-            self.cursor.execute(sql.unlock_all(True, self.session.guard), sql.arrays(covered))
+            self.cursor.execute(sql.unlock_all(True, self.session.guard), pg_locks.arrays(covered))
         return row
 
     def _send_wait(self, milliseconds: int) -> Sequence[Any]:
-        return self._send(sql.wait_all_for, milliseconds, milliseconds, *sql.arrays(self.keys))
+        return self._send(sql.wait_all_for, milliseconds, milliseconds, *pg_locks.arrays(self.keys))
 
     def _came_late(self, locks: list[KeyLock]) -> bool:
         # All came or none: what came is given back.

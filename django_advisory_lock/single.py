@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import OperationalError
 
-from . import sql, transactions
+from . import pg_locks, sql, transactions
 from .outcomes import LOCK_NOT_AVAILABLE, sqlstate
 from .taking import Attempt
 
@@ -35,7 +35,7 @@ class Take(Attempt):
             if uncertain:
                 row = self._send(sql.try_lock_unless_held, *key.pg_locks)
                 for hold in uncertain:
-                    if sql.MODES[hold.shared] in row[-1]:
+                    if pg_locks.MODES[hold.shared] in row[-1]:
                         hold.marker = transactions.transaction_marker(self.connection)
                     else:
                         self.session.drop(hold)

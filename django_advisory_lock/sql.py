@@ -1,4 +1,4 @@
-"""Every statement the library sends: names of a closed set and the numbers of a key as text, all else as parameters.
+"""Every statement that takes or frees a lock, of names from a closed set and numbers; all else travels as parameters.
 
 By default psycopg makes text of parameters too, before it sends them. For the numbers of one key that is done here, and
 kept: each parameter costs some 5 % of a lock.
@@ -12,11 +12,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from .pg_locks import ARRAYS, COLUMNS_OF_KEY, KEY_ROWS, ROWS_OF_SESSION
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .keys import LockKey
-
     Numbers = tuple[int, ...]
 
 # Without the casts a number out of range is UndefinedFunction. CAST, not "::", which binds closer than the minus sign
@@ -30,19 +28,6 @@ _KEPT = 1024
 _TRANSACTION_COLUMNS = (
     ", current_setting('transaction_isolation'), CAST(extract(epoch FROM transaction_timestamp()) AS text)"
 )
-
-# Not from pg_database, nor from the view pg_stat_activity: to read a shared catalog takes a place in the lock table,
-# and where that is full the question would fail.
-_DATABASE = "(SELECT datid FROM pg_stat_get_activity(pg_backend_pid()))"
-
-_KEY_ROWS = f"""\
-l.locktype = 'advisory'
- AND l.database = {_DATABASE}
- AND l.classid = CAST(CAST(%s AS bigint) AS oid)
- AND l.objid = CAST(CAST(%s AS bigint) AS oid)
- AND l.objsubid = %s"""
-
-MODES = {False: "ExclusiveLock", True: "ShareLock"}
 
 
 def _function(verb: str, shared: bool, for_transaction: bool = False) -> str:
@@ -102,7 +87,7 @@ def try_lock_unless_held(
     return (
         f"SELECT {_guarded(guard, call)}{_columns(guard, in_transaction)}, note.held"
         f" FROM (SELECT ARRAY(SELECT l.mode FROM pg_locks l WHERE l.granted AND l.pid = pg_backend_pid()"
-        f" AND {_KEY_ROWS}) AS held OFFSET 0) AS note"
+        f" AND {KEY_ROWS}) AS held OFFSET 0) AS note"
     )
 
 
@@ -137,17 +122,7 @@ def unlock(numbers: Numbers, shared: bool, guard: int | None) -> str:
     return f"SELECT {_guarded(guard, f'{_unlock_function(shared)}({_arguments(numbers)})')}"
 
 
-# Several keys at once. They travel as three arrays of one length: the first number, the second or 0, and the form.
-
-_ASKED = "CAST(%s AS bigint[]), CAST(%s AS int[]), CAST(%s AS bool[])"
-
-
-def arrays(keys: Sequence[LockKey]) -> tuple[str, str, str]:
-    """Return keys as the parameters of the statements below, in PostgreSQL's notation for arrays."""
-    first = ",".join(str(key.args[0]) for key in keys)
-    second = ",".join(str(key.args[-1]) if len(key.args) == 2 else "0" for key in keys)
-    is_pair = ",".join("t" if len(key.args) == 2 else "f" for key in keys)
-    return f"{{{first}}}", f"{{{second}}}", f"{{{is_pair}}}"
+# Several keys at once.
 
 
 def _call_either(function: str, a: str, b: str, is_pair: str) -> str:
@@ -168,7 +143,7 @@ def try_all(shared: bool, for_transaction: bool, in_transaction: bool, guard: in
     back = _call_either(_unlock_function(shared), "a[i]", "b[i]", "p[i]")
     returned = "0" if for_transaction else "CASE WHEN got.n < cardinality(a) THEN got.n ELSE 0 END"
     return (
-        f"WITH RECURSIVE asked(a, b, p) AS MATERIALIZED (SELECT {_ASKED}), taken(i, ok) AS ("
+        f"WITH RECURSIVE asked(a, b, p) AS MATERIALIZED (SELECT {ARRAYS}), taken(i, ok) AS ("
         f"SELECT 0, {_routed(guard)} UNION ALL SELECT i + 1, {take} FROM taken, asked WHERE ok AND i < cardinality(a)),"
         f" got AS MATERIALIZED (SELECT CAST(count(*) FILTER (WHERE ok) - 1 AS int) AS n FROM taken),"
         f" returned AS MATERIALIZED (SELECT count({back}) AS n FROM got, asked, generate_series(1, {returned}) AS i)"
@@ -190,7 +165,7 @@ def wait_all_for(shared: bool, for_transaction: bool, in_transaction: bool, guar
     return (
         f"WITH own AS MATERIALIZED (SELECT current_setting('lock_timeout') AS lock_timeout), taken AS MATERIALIZED ("
         f"SELECT bool_and(CASE WHEN {armed} IS NOT NULL THEN {call} IS NOT NULL END) AS ok"
-        f" FROM own, unnest({_ASKED}) AS k(a, b, p) WHERE {_routed(guard)})"
+        f" FROM own, unnest({ARRAYS}) AS k(a, b, p) WHERE {_routed(guard)})"
         f" SELECT set_config('lock_timeout', own.lock_timeout, true) IS NOT NULL AND taken.ok"
         f"{_columns(guard, in_transaction)} FROM taken, own WHERE taken.ok IS NOT NULL"
     )
@@ -200,19 +175,8 @@ def wait_all_for(shared: bool, for_transaction: bool, in_transaction: bool, guar
 def unlock_all(shared: bool, guard: int | None) -> str:
     """Release session locks. Parameters: arrays. Row: the positions of keys that were not held; NULL: misrouted."""
     call = _call_either(_unlock_function(shared), "a", "b", "p")
-    failed = f"ARRAY(SELECT i FROM unnest({_ASKED}) WITH ORDINALITY AS k(a, b, p, i) WHERE {call} IS NOT TRUE)"
+    failed = f"ARRAY(SELECT i FROM unnest({ARRAYS}) WITH ORDINALITY AS k(a, b, p, i) WHERE {call} IS NOT TRUE)"
     return f"SELECT {_guarded(guard, failed)}"
-
-
-_COLUMNS_OF_KEY = """\
-CASE WHEN p THEN a ELSE a >> 32 END & 4294967295 AS classid,
- CASE WHEN p THEN CAST(b AS bigint) ELSE a END & 4294967295 AS objid,
- CASE WHEN p THEN 2 ELSE 1 END AS objsubid"""
-
-_ROWS_OF_SESSION = f"""\
-SELECT CAST(l.classid AS bigint), CAST(l.objid AS bigint), CAST(l.objsubid AS int) FROM pg_locks l
- WHERE l.granted AND l.locktype = 'advisory' AND l.mode = %s
- AND l.database = {_DATABASE}"""
 
 
 @lru_cache(_KEPT)
@@ -223,80 +187,10 @@ def free_all(shared: bool, guard: int | None) -> str:
     """
     call = _call_either(_unlock_function(shared), "a", "b", "p")
     return (
-        f"WITH mine AS MATERIALIZED ({_ROWS_OF_SESSION} AND l.pid = pg_backend_pid()), asked AS MATERIALIZED ("
-        f"SELECT a, b, p, {_COLUMNS_OF_KEY} FROM unnest({_ASKED}) AS k(a, b, p) WHERE {_routed(guard)})"
+        f"WITH mine AS MATERIALIZED ({ROWS_OF_SESSION} AND l.pid = pg_backend_pid()), asked AS MATERIALIZED ("
+        f"SELECT a, b, p, {COLUMNS_OF_KEY} FROM unnest({ARRAYS}) AS k(a, b, p) WHERE {_routed(guard)})"
         f" SELECT count({call}) FROM asked WHERE (classid, objid, objsubid) IN (SELECT * FROM mine)"
     )
-
-
-# How many of some keys a server session holds in one mode. Parameters: mode, pid, arrays.
-COUNT_HELD = f"""\
-WITH held AS MATERIALIZED ({_ROWS_OF_SESSION} AND l.pid = %s)
-SELECT count(*) FROM (SELECT {_COLUMNS_OF_KEY} FROM unnest({_ASKED}) AS k(a, b, p)) AS asked
-WHERE (classid, objid, objsubid) IN (SELECT * FROM held)"""
-
-# The same in one transaction, told by its start: a pooler lends the session to others in between. The start is NULL
-# where the role may not see it. Parameters: mode, pid, arrays, pid, start.
-COUNT_HELD_IN = f"""\
-{COUNT_HELD} AND NOT EXISTS (SELECT FROM pg_stat_get_activity(%s) a
- WHERE CAST(extract(epoch FROM a.xact_start) AS text) <> %s)"""
-
-# Who holds keys and who waits for them, of all sessions of this database. Roles that may not see another session's
-# activity get NULLs from PostgreSQL; the lock of a prepared transaction has no pid at all.
-_LOCKS = f"""\
-SELECT CAST(l.classid AS bigint), CAST(l.objid AS bigint), CAST(l.objsubid AS int),
- l.pid, coalesce(l.pid = pg_backend_pid(), false) AS own, l.mode = '{MODES[True]}' AS shared, l.granted,
- coalesce(a.application_name, '') AS application_name, a.state,
- CAST(extract(epoch FROM clock_timestamp() - a.state_change) AS double precision) AS seconds_in_state"""
-# Extensions, such as TimescaleDB and Citus, have advisory locks of other forms for themselves.
-_OF_KEYS = f"l.locktype = 'advisory' AND l.objsubid IN (1, 2) AND l.database = {_DATABASE}"
-_FROM_LOCKS = f"""\
-FROM pg_locks l LEFT JOIN pg_stat_get_activity(NULL) a ON a.pid = l.pid
-WHERE {_OF_KEYS}"""
-_IN_ASKED = "AND (CAST(l.classid AS bigint), CAST(l.objid AS bigint), CAST(l.objsubid AS int)) IN (SELECT * FROM asked)"
-_HOLDERS_FIRST = "ORDER BY l.granted DESC, l.waitstart, l.pid"
-_WITH_ASKED = f"WITH asked AS MATERIALIZED (SELECT {_COLUMNS_OF_KEY} FROM unnest({_ASKED}) AS k(a, b, p))"
-
-# Of some keys, for an error that names the holder. Parameters: arrays.
-KEY_LOCKS = f"{_WITH_ASKED}\n{_LOCKS}\n{_FROM_LOCKS} {_IN_ASKED}\n{_HOLDERS_FIRST}"
-
-
-def _microseconds(moment: str) -> str:
-    # A number, which is the same in every time zone and DateStyle.
-    return f"CAST(extract(epoch FROM {moment}) * 1000000 AS bigint)"
-
-
-# For people who look into a server. pg_blocking_pids() stops the whole lock manager for a moment, so it is called for
-# those alone that wait. Parameters of the second: arrays.
-_ALL_COLUMNS = f"""\
-{_LOCKS},
- host(a.client_addr) AS client,
- {_microseconds("a.query_start")} AS query_start,
- {_microseconds("l.waitstart")} AS waiting_since,
- CAST(extract(epoch FROM clock_timestamp() - l.waitstart) AS double precision) AS seconds_waiting,
- CASE WHEN l.granted THEN '{{}}' ELSE pg_blocking_pids(l.pid) END AS blocked_by,
- {_microseconds("a.backend_start")} AS backend_start"""
-ALL_LOCKS = f"{_ALL_COLUMNS}\n{_FROM_LOCKS}\n{_HOLDERS_FIRST}"
-ALL_LOCKS_ON = f"{_WITH_ASKED}\n{_ALL_COLUMNS}\n{_FROM_LOCKS} {_IN_ASKED}\n{_HOLDERS_FIRST}"
-
-# A session is its pid and, as pids come again, its start.
-_START = _microseconds("a.backend_start")
-OWN_SESSION = f"SELECT a.pid, {_START} FROM pg_stat_get_activity(pg_backend_pid()) a"
-
-# End a session that has an advisory lock in this database, or waits for one, but not the one that is asked. Row:
-# whether it ended in time; none: there is no such session. Parameters: milliseconds, pid, start.
-END_SESSION = f"""\
-SELECT pg_terminate_backend(a.pid, CAST(%s AS bigint)) FROM pg_stat_get_activity(CAST(%s AS int)) a
-WHERE {_START} IS NOT DISTINCT FROM CAST(%s AS bigint) AND a.pid <> pg_backend_pid() AND EXISTS (
- SELECT FROM pg_locks l WHERE l.pid = a.pid AND {_OF_KEYS})"""
-
-# The modes in which the session that is asked holds each of some keys. Parameters: arrays. Rows: position, mode.
-OWN_MODES = f"""\
-WITH asked AS MATERIALIZED (SELECT i, {_COLUMNS_OF_KEY} FROM unnest({_ASKED}) WITH ORDINALITY AS k(a, b, p, i))
-SELECT asked.i, l.mode FROM pg_locks l JOIN asked ON (CAST(l.classid AS bigint), CAST(l.objid AS bigint),
- CAST(l.objsubid AS int)) = (asked.classid, asked.objid, asked.objsubid)
-WHERE l.granted AND l.locktype = 'advisory' AND l.pid = pg_backend_pid()
- AND l.database = {_DATABASE}"""
 
 
 # Semaphores: slots are keys of one number, and so is the gate that those who take one go through.

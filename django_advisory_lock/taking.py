@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import OperationalError
 
-from . import conf, outcomes, sessions, sql, transactions
+from . import conf, outcomes, pg_locks, sessions, transactions
 from .exceptions import LockNotAcquired, PoolerDetected
 from .holds import Hold
 from .inspection import KeyLock, read_key_locks
@@ -244,10 +244,10 @@ class Attempt:
         if uncertain:
             # All keys of each: where one was held before, its row says nothing of the others.
             asked = tuple(dict.fromkeys(key for hold in uncertain for key in hold.keys))
-            self.cursor.execute(sql.OWN_MODES, sql.arrays(asked))
+            self.cursor.execute(pg_locks.OWN_MODES, pg_locks.arrays(asked))
             there = {(asked[position - 1], mode) for position, mode in self.cursor.fetchall()}
             for hold in uncertain:
-                if all((key, sql.MODES[hold.shared]) in there for key in hold.keys):
+                if all((key, pg_locks.MODES[hold.shared]) in there for key in hold.keys):
                     hold.marker = transactions.transaction_marker(self.connection)
                 else:
                     self.session.drop(hold)

@@ -8,6 +8,7 @@ in threads and under any test runner; they count as no query of the code under t
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -113,12 +114,14 @@ class HeldElsewhere:
         if not is_freed:
             raise AssertionError(f"hold_lock() lost {self.key.name!r} on the way: its session, pid {self.pid}, ended.")
 
-    def wait_for_waiters(self, count: int = 1, *, timeout: float | timedelta = 10) -> None:
+    def wait_for_waiters(self, count: int = 1, *, timeout: float | timedelta | None = 10) -> None:
         """Return once so many sessions wait in the server's queue for the key; after `timeout` seconds AssertionError.
 
-        Who polls, as tasks and commands do, waits in the client: the server does not know of it.
+        Who polls, as tasks and commands do, waits in the client: the server does not know of it. A timeout of None
+        waits for ever.
         """
-        end = time.monotonic() + (seconds(timeout, "timeout") or 0.0)
+        limit = seconds(timeout, "timeout")
+        end = math.inf if limit is None else time.monotonic() + limit
         while (waiting := self._waiting()) < count:
             if time.monotonic() >= end:
                 raise AssertionError(

@@ -604,14 +604,14 @@ MUTANTS = (
     # Those who look
     _mutant(
         "locks of other databases are listed",
-        "sql.py",
+        "pg_locks.py",
         "l.objsubid IN (1, 2) AND l.database = {_DATABASE}",
         "l.objsubid IN (1, 2)",
         "test_inspection",
     ),
     _mutant(
         "keys are looked for by signed numbers",
-        "sql.py",
+        "pg_locks.py",
         "CASE WHEN p THEN a ELSE a >> 32 END & 4294967295 AS classid",
         "CASE WHEN p THEN a ELSE a >> 32 END AS classid",
         "test_sql",
@@ -619,14 +619,14 @@ MUTANTS = (
     ),
     _mutant(
         "another session with the same pid is ended",
-        "sql.py",
+        "pg_locks.py",
         "WHERE {_START} IS NOT DISTINCT FROM CAST(%s AS bigint) AND a.pid",
         "WHERE CAST(%s AS bigint) IS NOT NULL AND a.pid",
         "test_ending",
     ),
     _mutant(
         "the session that asks is ended",
-        "sql.py",
+        "pg_locks.py",
         " AND a.pid <> pg_backend_pid() AND EXISTS",
         " AND EXISTS",
         "test_ending",

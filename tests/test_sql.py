@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 
-from django_advisory_lock import LockKey, lock_key, sql
+from django_advisory_lock import LockKey, lock_key, pg_locks, sql
 from tests.support import OtherSession
 
 KEYS = [LockKey((-(2**63),)), LockKey((2**63 - 1,)), LockKey.pair(-(2**31), 2**31 - 1)]
@@ -80,8 +80,8 @@ def test_unlocking(shared: bool, other: OtherSession) -> None:
     assert run("default", sql.try_lock(key.args, shared, False, False, pid)) == (True,)
     assert run("default", sql.unlock(key.args, shared, None)) == (True,)
     assert run("default", sql.unlock(key.args, shared, other.pid)) == (None,)
-    keys = sql.arrays([key])
-    assert run("default", sql.COUNT_HELD, sql.MODES[shared], pid, *keys) == (1,)
-    assert run("default", sql.COUNT_HELD, sql.MODES[not shared], pid, *keys) == (0,)
+    keys = pg_locks.arrays([key])
+    assert run("default", pg_locks.COUNT_HELD, pg_locks.MODES[shared], pid, *keys) == (1,)
+    assert run("default", pg_locks.COUNT_HELD, pg_locks.MODES[not shared], pid, *keys) == (0,)
     assert run("default", sql.unlock(key.args, shared, pid)) == (True,)
-    assert run("default", sql.COUNT_HELD, sql.MODES[shared], pid, *keys) == (0,)
+    assert run("default", pg_locks.COUNT_HELD, pg_locks.MODES[shared], pid, *keys) == (0,)

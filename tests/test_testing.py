@@ -231,7 +231,7 @@ class TestWaiters:
     def test_how_many(self, name: str) -> None:
         with hold_lock(name) as held:
             waiting = [Thread(lambda: advisory_lock(name, timeout=LIMIT).acquire().release()) for _ in range(2)]
-            held.wait_for_waiters(2)
+            held.wait_for_waiters(2, timeout=None)
             held.release()
             for thread in waiting:
                 thread.result()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psycopg.errors import LockNotAvailable
 
-from .. import sql
+from .. import pg_locks, sql
 from ..keys import LockKey
 from .findings import Finding
 
@@ -167,7 +167,7 @@ def _unlock(session: Session, key: LockKey, shared: bool, for_transaction: bool)
 
 
 def _look(session: Session, key: LockKey, shared: bool, for_transaction: bool) -> bool:
-    return bool(session.rows(sql.KEY_LOCKS, sql.arrays([key])))
+    return bool(session.rows(pg_locks.KEY_LOCKS, pg_locks.arrays([key])))
 
 
 ACTIONS: dict[str, Callable[[Session, LockKey, bool, bool], Any]] = {
