@@ -1,6 +1,6 @@
 """Break the package in one place after another, and show that the tests notice.
 
-    python -m mutation [--only TEXT] [--jobs N] [--write]
+    python -m mutation [--only TEXT…] [--jobs N] [--write]
 
 Each breakage is applied to a copy of the working tree, whose tests run until the first that fails. One that none of
 them notices is a gap in the tests, and makes the exit status 1. Before that the tests pass on an unbroken copy.
@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -108,7 +109,7 @@ def judge(mutant: Mutant, status: int, output: str) -> Result:
     """Tell who noticed a breakage; a copy that cannot even be imported proves nothing."""
     if status not in (PASSED, FAILED):
         raise SystemExit(f"{mutant.name!r}: pytest ended with {status}.\n{output}")
-    noticed = [line.split(" ", 2)[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    noticed = re.findall(r"^(?:FAILED|ERROR) (tests/\S+)", output, re.MULTILINE)  # what was logged looks like that too
     return Result(mutant, None if status == PASSED else noticed[0] if noticed else "a limit of time", output)
 
 
@@ -178,13 +179,16 @@ def write(text: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="TEXT", help="those alone whose name or module has this in it")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="those alone whose name or module has one in it")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="how many at a time")
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
-    mutants = [mutant for mutant in MUTANTS if options.only in mutant.name or options.only in mutant.module]
+    if options.only and options.write:
+        parser.error("the page shows all of them: --write goes without --only")
+    texts = options.only or [""]
+    mutants = [mutant for mutant in MUTANTS if any(text in mutant.name or text in mutant.module for text in texts)]
     if not mutants:
-        parser.error(f"no breakage has {options.only!r} in its name")
+        parser.error(f"no breakage has {' or '.join(map(repr, texts))} in its name")
     for number in (
         signal.SIGINT,
         signal.SIGQUIT,

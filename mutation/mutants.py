@@ -88,7 +88,7 @@ MUTANTS = (
         "handles.py",
         'raise TypeError(f"{self!r} cannot be copied or pickled: it is one attempt of this process.")',
         "return object.__reduce_ex__(self, protocol)",
-        "test_locks",
+        "test_environments",
     ),
     _mutant(
         "a dropped handle is forgotten, not freed",
@@ -178,6 +178,7 @@ MUTANTS = (
         "            if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:",
         "            if False:",
         "test_taking",
+        "test_faults",
     ),
     _mutant(
         "an error between the grant and the body leaves the lock",
@@ -187,6 +188,7 @@ MUTANTS = (
         "            return self\n        finally:",
         "test_taking",
         "test_interrupts",
+        "test_signals",
     ),
     _mutant(
         "a release that fails leaves the lock",
@@ -202,6 +204,8 @@ MUTANTS = (
         "if False:",
         "test_sessions",
         "test_releasing",
+        "test_faults",
+        "test_environments",
     ),
     _mutant(
         "a full lock table is called something else",
@@ -239,6 +243,8 @@ MUTANTS = (
         "        if raw is None or connection is None or raw.closed or connection.connection is not raw:",
         "        if raw is None or connection is None:",
         "test_releasing",
+        "test_faults",
+        "test_environments",
     ),
     _mutant(
         "is_held() does not ask the server",
@@ -254,6 +260,8 @@ MUTANTS = (
         "    if transactions.is_failed(raw):\n        hold.session.disown(hold)",
         "    if transactions.is_failed(raw):\n        hold.session.drop(hold)",
         "test_releasing",
+        "test_faults",
+        "test_locks",
     ),
     # Transactions
     _mutant(
@@ -316,6 +324,7 @@ MUTANTS = (
         "if connection.close_at is not None:",
         "if False:",
         "test_sessions",
+        "test_environments",
     ),
     _mutant(
         "a connection that held a lock is never recycled again",
@@ -330,6 +339,7 @@ MUTANTS = (
         "self._expire_at, raw._expire_at = expire_at, 0.0",
         "self._expire_at = expire_at",
         "test_sessions",
+        "test_environments",
     ),
     _mutant(
         "a forked child uses its parent's session",
@@ -608,6 +618,13 @@ MUTANTS = (
         "l.objsubid IN (1, 2) AND l.database = {_DATABASE}",
         "l.objsubid IN (1, 2)",
         "test_inspection",
+    ),
+    _mutant(
+        "the minus sign of a key is lost",
+        "sql.py",
+        'f"CAST({number:d} AS',
+        'f"CAST({abs(number):d} AS',
+        "test_sql",
     ),
     _mutant(
         "keys are looked for by signed numbers",

@@ -27,8 +27,9 @@ def test_names() -> None:
 
 def test_what_the_tests_say() -> None:
     first, second, third = MUTANTS[:3]
+    logged = "ERROR    django_advisory_lock:handles.py:1 Lost."
     results = [
-        judge(first, 1, "..F\nFAILED tests/test_owners.py::test_it[a b] - AssertionError\n1 failed"),
+        judge(first, 1, f"..F\n{logged}\nFAILED tests/test_owners.py::test_it[a b] - AssertionError\n1 failed"),
         judge(second, 0, "3 passed"),
         judge(third, 1, ""),
     ]
