@@ -119,13 +119,13 @@ WAITING = """SELECT count(*) FROM pg_stat_activity
 
 
 @contextlib.contextmanager
-def row_in_use(name: str) -> Iterator[None]:
+def row_in_use(name: str) -> Iterator[OtherSession]:
     """Keep the row in a transaction of somebody else."""
     session = OtherSession()
     try:
         with session.raw.transaction():
             session.raw.execute(f"SELECT FROM {TABLE} WHERE name = %s FOR UPDATE", [name])
-            yield
+            yield session
     finally:
         session.close()
 
@@ -141,6 +141,16 @@ class TestRuns:
         assert [work(), work()] == ["ran", "skipped"]
         assert row(name).run_count == 2
         assert other.is_free(key_of(name))
+
+    def test_measured_when_its_row_is_free(self, name: str, other: OtherSession) -> None:
+        """A start that has to wait for the row is later than it was sent, and than what the other one noted meanwhile."""
+        work = every(name, MOMENT)
+        assert work() == "ran"
+        with row_in_use(name) as session:
+            late = Thread(work)
+            wait_until(lambda: other.one(WAITING, [f"%{name}%"]), "waits for the row")
+            session.raw.execute(f"UPDATE {TABLE} SET last_started_at = clock_timestamp() WHERE name = %s", [name])
+        assert late.result() == "ran"
 
     def test_never_twice_at_once(self, name: str, other: OtherSession) -> None:
         """Case 76; Case 60: for as long as a run takes, with no expiry."""
