@@ -143,7 +143,7 @@ class TestRuns:
         assert other.is_free(key_of(name))
 
     def test_measured_when_its_row_is_free(self, name: str, other: OtherSession) -> None:
-        """A start that has to wait for the row is later than it was sent, and than what the other one noted meanwhile."""
+        """A start that has to wait for the row is later than it was sent, and than what was noted meanwhile."""
         work = every(name, MOMENT)
         assert work() == "ran"
         with row_in_use(name) as session:
