@@ -19,19 +19,9 @@ if TYPE_CHECKING:
 UNUSABLE_TEXT = re.compile("[\x1d-\x1f\ud800-\udfff]")
 
 
-def _setting(name: str, default: Any) -> Any:
-    # A setting that is not there costs LazySettings two AttributeErrors, some 3 % of a lock; this question does not.
-    try:
-        if not settings.is_overridden(name):  # type: ignore[misc]
-            return default
-    except ImproperlyConfigured:
-        pass  # no settings at all: said again below, with the name of the setting
-    return getattr(settings, name)
-
-
 def get_database() -> str:
     """Return the alias that locks live on where `using` names none: `ADVISORY_LOCK_DATABASE`, else `"default"`."""
-    alias = _setting("ADVISORY_LOCK_DATABASE", DEFAULT_DB_ALIAS)
+    alias = getattr(settings, "ADVISORY_LOCK_DATABASE", DEFAULT_DB_ALIAS)
     if not isinstance(alias, str) or not alias:
         raise ImproperlyConfigured(f"ADVISORY_LOCK_DATABASE must be the alias of a database, not {alias!r}.")
     return alias
@@ -50,7 +40,7 @@ def get_namespace() -> str:
 
 def namespace_source() -> str | Callable[[], Any]:
     """Return what makes namespaces: the text, or the callable, which may need a request or a tenant to answer."""
-    source = _setting("ADVISORY_LOCK_NAMESPACE", "")
+    source = getattr(settings, "ADVISORY_LOCK_NAMESPACE", "")
     if source == "":
         return ""
     if isinstance(source, str) and "." in source and all(part.isidentifier() for part in source.split(".")):
@@ -70,7 +60,7 @@ def _usable(namespace: Any) -> str:
 
 def session_pooler_aliases() -> frozenset[str]:
     """Return the aliases in `ADVISORY_LOCK_SESSION_POOLER`: those behind a connection pooler in session mode."""
-    aliases = _setting("ADVISORY_LOCK_SESSION_POOLER", ())
+    aliases = getattr(settings, "ADVISORY_LOCK_SESSION_POOLER", ())
     if aliases == ():
         return frozenset()
     if not isinstance(aliases, (list, tuple, set, frozenset)) or not all(isinstance(alias, str) for alias in aliases):
@@ -85,7 +75,7 @@ def get_slow_wait() -> float:
 
     Where the setting is None, no wait is slow: infinity is returned.
     """
-    slow: Any = _setting("ADVISORY_LOCK_SLOW_WAIT", 5)
+    slow: Any = getattr(settings, "ADVISORY_LOCK_SLOW_WAIT", 5)
     seconds = math.inf if slow is None else slow.total_seconds() if isinstance(slow, timedelta) else slow
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
         raise ImproperlyConfigured(

@@ -60,16 +60,20 @@ class ConfiguredLock:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        handle = None
+        handle, frame = None, id(sys._getframe(1))
         try:
             owner = current_owner()
-            handle = owner.leave(self, id(sys._getframe(1)))
+            handle = owner.block_of(self, frame)
             if handle is None:
                 raise AdvisoryLockError(f"{self!r}: only the thread or task that entered a block can leave it.")
+            owner.forget_block(self, handle)
             handle._leave(exc, owner)
         except BaseException:
-            handle = handle or current_owner().leave(self, id(sys._getframe(1)))
+            owner = current_owner()
+            if handle is None:  # not `or`: one that was not acquired is false
+                handle = owner.block_of(self, frame)
             if handle is not None:
+                owner.forget_block(self, handle)
                 handle._give_up()
             raise
 
@@ -84,9 +88,10 @@ class ConfiguredLock:
     async def _aexit(self, exc: BaseException | None, frame: int) -> None:
         # A generator that is left half way is closed by its loop, in another task.
         owner = (owner_in(self, frame) if isinstance(exc, GeneratorExit) else None) or task_owner()
-        handle = owner.leave(self, frame)
+        handle = owner.block_of(self, frame)
         if handle is None:
             raise AdvisoryLockError(f"{self!r}: only the task that entered a block can leave it.")
+        owner.forget_block(self, handle)
         await handle._aend_block(exc, owner)
 
     def _handle_for_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LockHandle:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from django.apps import apps
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     Source = Callable[[str | None], Iterable[keys.LockKey]]
 
 # Weakly: what was decorated in a function that is gone is no longer asked.
-_noted: WeakSet[Any] = WeakSet()
+_noted: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
 _sources: list[Source] = []
 
 
 def note(named: Any) -> None:
     """Remember a lock that decorates a function, or a class of guards, so that its `_known_keys()` can be read back."""
-    _noted.add(named)
+    _noted[named] = None
 
 
 def fixed(key: Any) -> tuple[keys.LockKey, ...]:
@@ -64,8 +64,10 @@ class Names:
         self._add_models(self._namespaces())
         for ask in _sources:
             self._add(lambda ask=ask: ask(using))  # type: ignore[misc]
-        for named in list(_noted):
-            self._add(named._known_keys)
+        for find in _noted.keyrefs():  # a list made in one step: other threads add to it
+            named = find()
+            if named is not None:
+                self._add(named._known_keys)
         self._add(lambda: more)
 
     def _namespaces(self) -> set[str]:

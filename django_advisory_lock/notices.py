@@ -68,9 +68,10 @@ def _send(signal: Signal, handle: LockHandle, **more: Any) -> None:
 
 
 def warn_caller(message: str) -> None:
-    """Emit a RuntimeWarning for the nearest line outside this package."""
+    """Emit a RuntimeWarning for the nearest line outside this package, and outside Django's `async_unsafe`."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(__package__ + "."):
+    ours = (f"{__package__}.", "django.utils.asyncio")
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(ours):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, RuntimeWarning, stacklevel=level)
 

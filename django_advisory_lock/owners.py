@@ -73,26 +73,29 @@ class Owner:
         """Remember a block that is entered."""
         self.entered.setdefault(lock, []).append((frame, handle))
 
-    def leave(self, lock: object, frame: int) -> LockHandle | None:
+    def block_of(self, lock: object, frame: int) -> LockHandle | None:
         """Return the handle of the `with` block of a lock that ends, or None where this owner has entered none.
 
         Generators may end the blocks of one lock in any order: its own frame tells which is meant. Where an ExitStack
-        stands in between, it is the innermost.
+        stands in between, it is the innermost. Not forgotten with that: after an interrupt it is looked for again.
         """
         blocks = self.entered.get(lock)
         if blocks is None:
-            return None if self.before is None else self.before.leave(lock, frame)
-        # One step each: an interrupt leaves a block entered or left, and its handle with somebody.
-        if len(blocks) == 1:
-            return self.entered.pop(lock)[0][1]
-        index = next((index for index in reversed(range(len(blocks))) if blocks[index][0] == frame), -1)
-        return blocks.pop(index)[1]
+            return None if self.before is None else self.before.block_of(lock, frame)
+        return next((handle for entered, handle in reversed(blocks) if entered == frame), blocks[-1][1])
 
     def forget_block(self, lock: object, handle: LockHandle) -> None:
-        """Forget a block that was granted, and never begun."""
-        blocks = [block for block in self.entered.pop(lock, ()) if block[1] is not handle]
-        if blocks:
-            self.entered[lock] = blocks
+        """Forget a block that ends, or that was granted and never begun. After an interrupt it can be called again."""
+        blocks = self.entered.get(lock)
+        if blocks is None:
+            if self.before is not None:
+                self.before.forget_block(lock, handle)
+            return
+        left = [block for block in blocks if block[1] is not handle]
+        if left:
+            self.entered[lock] = left
+        else:
+            del self.entered[lock]
 
     @property
     def is_vacant(self) -> bool:

@@ -79,7 +79,8 @@ def _unlock(hold: Hold, connection: BaseDatabaseWrapper, raw: RawConnection) -> 
             cursor.execute(sql.unlock_all(hold.shared, hold.pid), pg_locks.arrays(hold.keys))
             answer = bool(cursor.fetchone()[0] == [])
         else:
-            cursor.execute(sql.unlock(key.args, hold.shared, hold.pid))
+            numbers, bound = hold.session.place(key)
+            cursor.execute(sql.unlock(numbers, hold.shared, hold.pid), bound or None)
             answer = cursor.fetchone()[0] is True
     hold.session.drop(hold)
     if hold.session.abandoned or hold.session.doubts:

@@ -58,6 +58,7 @@ class BodySavepoint:
         with connection.cursor() as cursor:
             cursor.execute(f"SAVEPOINT {self.name}")
         self.around = list(connection.savepoint_ids)
+        self.callbacks = len(connection.run_on_commit)
         self.marker = transaction_marker(connection)
         self.stack = stack
         stack.append(self)
@@ -83,6 +84,8 @@ class BodySavepoint:
         # If this fails too, the transaction stays failed, and the release says so.
         with contextlib.suppress(Error), open_cursor(connection) as cursor:
             cursor.execute(f"ROLLBACK TO SAVEPOINT {self.name}")
+            # As Django does it: what was registered inside is undone too, and locks that were taken there may be gone.
+            connection.run_on_commit = connection.run_on_commit[: self.callbacks]
         if connection.in_atomic_block:
             connection.set_rollback(True)
         elif not raised:

@@ -1,4 +1,4 @@
-"""What each database session holds in this process: the only shared state, and all that leans on internals of others.
+"""What each database session holds in this process, and its connection: what leans on the internals of psycopg.
 
 A session is a psycopg connection object, not an alias: Django may replace the connection under an alias at any time,
 and a pool lends one connection to many threads.
@@ -58,6 +58,7 @@ class Session:
         self._pinning: set[Hold] = set()
         self._close_at: float | None = None
         self.is_pooled = getattr(raw, "_pool", None) is not None
+        self.binds_on_server = not issubclass(raw.cursor_factory, psycopg.ClientCursor)
         self._expire_at: float | None = None
 
     # What is held
@@ -95,6 +96,10 @@ class Session:
         """Forget session locks that may still be there on the server."""
         self.doubt(hold.keys, hold.shared, hold.pid)
         self.drop(hold)
+
+    def place(self, key: LockKey) -> tuple[sql.Numbers, tuple[int, ...]]:
+        """Return what a statement on one key has for its numbers, and the parameters for that."""
+        return (sql.PLACES[len(key.args)], key.args) if self.binds_on_server else (key.args, ())
 
     def on(self, key: LockKey) -> Sequence[Hold]:
         """Return what is held here on a key."""

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 class Take(Attempt):
     """The guarded take of one lock."""
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.numbers, self.bound = self.session.place(self.keys[0])
+
     def _take(self) -> None:
         if self.options.waits_at_once and not self.in_transaction and not self.for_task:
             self._wait()
@@ -33,7 +37,7 @@ class Take(Attempt):
                 self._renew_notes(self.keys)
                 uncertain = []
             if uncertain:
-                row = self._send(sql.try_lock_unless_held, *key.pg_locks)
+                row = self._send(sql.try_lock_unless_held, *self.bound, *key.pg_locks)
                 for hold in uncertain:
                     if pg_locks.MODES[hold.shared] in row[-1]:
                         hold.marker = transactions.transaction_marker(self.connection)
@@ -46,7 +50,7 @@ class Take(Attempt):
             # A session that holds the key exclusively is granted the shared lock too, but before PostgreSQL 18 its try
             # fails while somebody waits; its wait cannot wait.
             nested = self.options.shared and self.session.covers(key)
-            return self._granted(self._send(sql.wait_lock if nested else sql.try_lock))
+            return self._granted(self._send(sql.wait_lock if nested else sql.try_lock, *self.bound))
 
     def _wait(self) -> None:
         """Wait with nothing around it, so that a busy lock costs what bare SQL costs."""
@@ -54,7 +58,7 @@ class Take(Attempt):
             if self.session.held or self.owner.holds:
                 self._refuse_endless_wait()
             try:
-                self._require_granted(self._send(sql.wait_lock))
+                self._require_granted(self._send(sql.wait_lock, *self.bound))
             except OperationalError as error:
                 if sqlstate(error) != LOCK_NOT_AVAILABLE:
                     raise
@@ -63,10 +67,10 @@ class Take(Attempt):
                     self._wait_for()
 
     def _send_wait(self, milliseconds: int) -> Sequence[Any]:
-        return self._send(sql.wait_lock_for, str(milliseconds))
+        return self._send(sql.wait_lock_for, str(milliseconds), *self.bound)
 
     def _form(self) -> tuple[object, ...]:
-        return self.keys[0].args, self.options.shared
+        return self.numbers, self.options.shared
 
     def _came_late(self, locks: list[KeyLock]) -> bool:
         # A mode that is held already never waits, so a row of ours is this lock.

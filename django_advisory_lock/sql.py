@@ -1,7 +1,8 @@
 """Every statement that takes or frees a lock, of names from a closed set and numbers; all else travels as parameters.
 
-By default psycopg makes text of parameters too, before it sends them. For the numbers of one key that is done here, and
-kept: each parameter costs some 5 % of a lock.
+By default Django has psycopg make text of parameters too, before it sends them. For the numbers of one key that is done
+here, and kept: each parameter costs some 5 % of a lock. Where the server binds parameters it gets them, so that one
+statement that it prepares serves all keys.
 
 The functions are described in "Advisory Lock Functions",
 https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-LOCKS
@@ -15,11 +16,14 @@ from typing import TYPE_CHECKING
 from .pg_locks import ARRAYS, COLUMNS_OF_KEY, KEY_ROWS, ROWS_OF_SESSION
 
 if TYPE_CHECKING:
-    Numbers = tuple[int, ...]
+    # Those of a key, or what stands for them where they travel as parameters.
+    Numbers = tuple[int | str, ...]
 
 # Without the casts a number out of range is UndefinedFunction. CAST, not "::", which binds closer than the minus sign
 # that client-side binding puts before a negative number.
 _TYPES = {1: "bigint", 2: "int"}
+
+PLACES = {1: ("%s",), 2: ("%s", "%s")}
 
 # How many statements of a kind are kept as text: those of hot keys, a few for each session of the process.
 _KEPT = 1024
@@ -39,7 +43,7 @@ def _unlock_function(shared: bool) -> str:
 
 
 def _arguments(numbers: Numbers) -> str:
-    return ", ".join(f"CAST({number:d} AS {_TYPES[len(numbers)]})" for number in numbers)
+    return ", ".join(f"CAST({number} AS {_TYPES[len(numbers)]})" for number in numbers)
 
 
 def _call(verb: str, numbers: Numbers, shared: bool, for_transaction: bool) -> str:

@@ -121,7 +121,7 @@ class Attempt:
         """Wait in the server's queue with the timeout of this lock alone."""
         remaining = self._remaining()
         # 0 switches the server's timeout off, so a time that is up still waits for a millisecond.
-        milliseconds = 0 if remaining is None else min(max(math.ceil(remaining * 1000), 1), MAX_LOCK_TIMEOUT)
+        milliseconds = 0 if remaining is None else max(math.ceil(min(remaining * 1000, MAX_LOCK_TIMEOUT)), 1)
         with self.session.mutex:
             self._refuse_endless_wait()
             try:
@@ -185,6 +185,8 @@ class Attempt:
         row: Sequence[Any] | None = self.cursor.fetchone()
         if row is not None and row[0] is not None:
             return row
+        if guard is None:
+            raise outcomes.not_granted(self._facts())
         if self.connection.alias not in conf.session_pooler_aliases():
             raise outcomes.pooler_detected(self._facts())
         self.session.guard = None

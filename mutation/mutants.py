@@ -91,6 +91,20 @@ MUTANTS = (
         "test_environments",
     ),
     _mutant(
+        "the end of a block that was not acquired ends the one around it",
+        "configured.py",
+        "if handle is None:  # not `or`: one that was not acquired is false",
+        "if not handle:",
+        "test_semaphores",
+    ),
+    _mutant(
+        "a lock that is freed in the middle of a transaction is not told of",
+        "handles.py",
+        "if connection is not None and connection.in_atomic_block and transactions.in_transaction(connection):",
+        "if False:",
+        "test_releasing",
+    ),
+    _mutant(
         "a dropped handle is forgotten, not freed",
         "handles.py",
         "        hold.session.abandoned.append(hold)\n",
@@ -622,8 +636,8 @@ MUTANTS = (
     _mutant(
         "the minus sign of a key is lost",
         "sql.py",
-        'f"CAST({number:d} AS',
-        'f"CAST({abs(number):d} AS',
+        'f"CAST({number} AS',
+        """f"CAST({str(number).lstrip('-')} AS""",
         "test_sql",
     ),
     _mutant(

@@ -1,9 +1,11 @@
 import enum
 import math
+import types
 from datetime import timedelta
 
 import pytest
 from django.conf import LazySettings
+from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 from django.utils.translation import gettext_lazy
@@ -28,6 +30,26 @@ def test_without_settings_the_one_that_is_missed_is_named(monkeypatch):
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE")
     with pytest.raises(ImproperlyConfigured, match="ADVISORY_LOCK_NAMESPACE"):
         conf.get_namespace()
+
+
+class TestHowSettingsAreMade:
+    """Whatever way Django has for it."""
+
+    def test_a_module_of_defaults(self, monkeypatch):
+        settings = LazySettings()
+        settings.configure(default_settings=types.SimpleNamespace(ADVISORY_LOCK_NAMESPACE="shop"))
+        monkeypatch.setattr(conf, "settings", settings)
+        assert get_namespace() == "shop"
+        assert get_database() == "default"
+
+    def test_an_attribute(self, monkeypatch):
+        monkeypatch.setattr(django_settings, "ADVISORY_LOCK_NAMESPACE", "shop", raising=False)
+        assert get_namespace() == "shop"
+
+    def test_a_setting_that_is_deleted(self):
+        with override_settings(ADVISORY_LOCK_NAMESPACE="shop"), override_settings():
+            delattr(django_settings, "ADVISORY_LOCK_NAMESPACE")
+            assert get_namespace() == ""
 
 
 class TestDatabase:

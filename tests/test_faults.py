@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import Error, OperationalError, connections, transaction
+from django.test import override_settings
 
 from django_advisory_lock import (
     LockHandle,
@@ -782,6 +783,11 @@ class TestStubs:
             "CREATE FUNCTION stub.pg_advisory_lock(bigint) RETURNS void LANGUAGE sql AS ''",
             "CREATE OR REPLACE FUNCTION stub.pg_try_advisory_lock(bigint) RETURNS bool LANGUAGE sql AS 'SELECT false'",
         )
+        self.expect_nothing(name, stub, timeout)
+        with override_settings(ADVISORY_LOCK_SESSION_POOLER=[stub]):
+            self.expect_nothing(name, stub, timeout)
+
+    def expect_nothing(self, name: str, stub: str, timeout: float | None) -> None:
         several = advisory_lock_all(name, f"{name}-2", using=stub, timeout=timeout)
         for lock in (advisory_lock(name, using=stub, timeout=timeout), several):
             with pytest.raises((LockNotAcquired, LockUnsupported)), lock:

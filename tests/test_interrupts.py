@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import linecache
 import random
 import select
@@ -247,6 +248,54 @@ def strike_at_every_line(
             return
         check_free_after(place, keys, other)
     pytest.fail("never ran to its end")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_at_every_step_of_the_end_of_an_inner_block(name: str, other: OtherSession) -> None:
+    """Also within a line, where a call has returned and its result has no name yet: the outer block keeps its lock."""
+    lock, key = advisory_lock(name), lock_key(name)
+    for point in itertools.count(1):
+        with lock as outer:
+            lock.__enter__()
+            stepper = Stepper(point)
+            before = sys.gettrace()
+            sys.settrace(stepper)
+            try:
+                lock.__exit__(None, None, None)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(before)
+            _forget_handled_errors()
+            assert outer.is_held(), point
+            assert not other.is_free(key), point
+            if len(current_owner().entered[lock]) == 2:
+                assert stepper.place == ConfiguredLock.__exit__.__code__  # it was not told yet
+                lock.__exit__(None, None, None)
+        wait_until(lambda: other.is_free(key), f"free after {point}")
+        if stepper.place is None:
+            assert point > 100
+            return
+
+
+class Stepper:
+    """A trace function that interrupts at the n-th instruction of what finds and forgets blocks."""
+
+    def __init__(self, point: int) -> None:
+        self.left = point
+        self.place: CodeType | None = None
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if Path(frame.f_code.co_filename).name not in ("configured.py", "owners.py"):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                self.place = frame.f_code
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
 
 
 USAGES = [

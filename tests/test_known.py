@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 import uuid
 from collections.abc import Iterator
 
@@ -35,7 +37,7 @@ from django_advisory_lock.known import Meaning, Names
 from django_advisory_lock.models import PeriodicRun
 from django_advisory_lock.slots import slot_key
 from django_advisory_lock.testing import assert_no_locks
-from tests.support import OtherSession
+from tests.support import OtherSession, Thread
 from tests.testapp.models import Account, Country, Essay, Profile
 
 
@@ -200,6 +202,27 @@ class TestDecorated:
         assert read(slot_key(lock_key(name), "gate")).key.name == f"{name}:gate"
         assert read(slot_key(lock_key(name, "try"), 1)).key.name == f"{name}:try:1"
         assert not read(slot_key(lock_key(name), 3)).is_named
+
+    def test_others_decorate_meanwhile(self, name: str) -> None:
+        """As requests do in other threads, while names are gathered."""
+        stop = threading.Event()
+
+        def decorate() -> None:
+            while not stop.is_set():
+                for number in range(50):
+                    advisory_lock(name, number)(lambda: None)
+
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        threads = [Thread(decorate) for _ in range(2)]
+        try:
+            for _ in range(100):
+                read(lock_key(name))
+        finally:
+            sys.setswitchinterval(before)
+            stop.set()
+            for thread in threads:
+                thread.result()
 
     def test_keys_of_the_call_are_not_known_before_it(self, name: str) -> None:
         @advisory_lock(lambda: name)

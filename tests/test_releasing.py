@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.db import (
     DatabaseError,
+    DataError,
     IntegrityError,
     OperationalError,
     close_old_connections,
@@ -20,6 +21,7 @@ from django.db import (
 from django.db.transaction import TransactionManagementError
 
 from django_advisory_lock import LockHandle, LockLost, advisory_lock, lock_key, try_advisory_lock
+from django_advisory_lock.options import Scope
 from tests.support import OtherSession, Thread, backend_pid, statements, value
 from tests.testapp.models import Account, Country
 
@@ -103,6 +105,24 @@ class TestLoss:
         assert lock.lost.is_set()
         with statements(0):
             lock.release()
+
+    def test_of_a_closed_connection_sends_nothing(self, name: str, other: OtherSession) -> None:
+        with pytest.raises(LockLost, match="its connection was closed"), advisory_lock(name):
+            connection.close()
+        assert connection.connection is None
+
+    def test_of_a_replaced_connection_sends_nothing(self, name: str, other: OtherSession) -> None:
+        with pytest.raises(LockLost, match="its connection was closed"), statements(1):
+            lock = advisory_lock(name).acquire()
+            connection.close()
+            connection.connect()
+            lock.release()
+
+    def test_of_a_session_that_was_killed_says_so(self, name: str, other: OtherSession) -> None:
+        with pytest.raises(LockLost, match="its session has ended"), advisory_lock(name):
+            kill(other)
+            with pytest.raises(OperationalError):
+                value("SELECT 1")
 
     def test_no_query_of_the_body_reconnects_unseen(self, name: str, other: OtherSession) -> None:
         """Case 4: the question whether the lock is held does not open a new session under the body."""
@@ -362,6 +382,35 @@ class TestInterleavedBlocks:
             assert other.is_free(lock_key(name))
 
 
+class TestTransactionsThatGoOn:
+    """A lock that was taken outside, and is freed in the middle of a transaction that began under it."""
+
+    def test_by_hand(self, name: str, other: OtherSession) -> None:
+        lock = advisory_lock(name).acquire()
+        with transaction.atomic(), pytest.warns(RuntimeWarning, match="freed before the transaction") as caught:
+            lock.release()
+        assert caught[0].filename == __file__
+        assert other.is_free(lock_key(name))
+
+    def test_a_block(self, name: str, other: OtherSession) -> None:
+        outer, inner = contextlib.ExitStack(), transaction.atomic()
+        outer.enter_context(advisory_lock(name))
+        with inner, pytest.warns(RuntimeWarning, match="freed before the transaction"):
+            outer.close()
+        assert other.is_free(lock_key(name))
+
+    def test_what_is_meant(self, name: str, other: OtherSession) -> None:
+        scopes: tuple[Scope, ...] = ("session", "auto")
+        for scope in scopes:
+            lock = advisory_lock(name, scope=scope).acquire()
+            with contextlib.suppress(KeyError), transaction.atomic():
+                if scope == "session":
+                    lock.release()
+                raise KeyError
+            lock.release()
+            assert other.is_free(lock_key(name))
+
+
 class TestSavepoints:
     def test_a_rolled_back_savepoint_frees_a_transaction_lock(self, name: str, other: OtherSession) -> None:
         """Case 16."""
@@ -377,6 +426,28 @@ class TestSavepoints:
             assert not other.is_free(lock_key(name))
             assert not lock.is_held(), "re-acquiring revives no older handle"
         assert other.is_free(lock_key(name))
+
+    def test_one_that_was_undone_for_a_session_lock(self, name: str, other: OtherSession) -> None:
+        """With it went a transaction lock of the body, and what was to be done after the commit."""
+        done: list[str] = []
+        with transaction.atomic():
+            transaction.on_commit(lambda: done.append("before"))
+            outer = advisory_lock(name, "outer").acquire()
+            with pytest.raises(DataError), advisory_lock(name, scope="session"):
+                inner = advisory_lock(name, "inner").acquire()
+                transaction.on_commit(lambda: done.append("inside"))
+                value("SELECT 1/0")
+            transaction.set_rollback(False)  # somebody knows better
+            assert outer.is_held()
+            assert not inner.is_held()
+            assert other.is_free(lock_key(name, "inner"))
+            with pytest.raises(LockLost, match="inside the block"), inner:
+                pass
+            with advisory_lock(name, "inner") as again:
+                assert again.is_held()
+                assert not other.is_free(lock_key(name, "inner"))
+        assert done == ["before"]
+        assert other.is_free(lock_key(name, "inner"))
 
     def test_a_rolled_back_savepoint_keeps_a_session_lock(self, name: str, other: OtherSession) -> None:
         """Case 16."""
@@ -529,17 +600,17 @@ class TestFailingReleases:
     ) -> None:
         from django_advisory_lock.owners import Owner
 
-        lock, leave = advisory_lock(name), Owner.leave
+        lock, block_of = advisory_lock(name), Owner.block_of
 
         def interrupted_once(owner: Owner, lock: object, frame: int) -> LockHandle | None:
-            monkeypatch.setattr(Owner, "leave", leave)
+            monkeypatch.setattr(Owner, "block_of", block_of)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Owner, "leave", interrupted_once)
+        monkeypatch.setattr(Owner, "block_of", interrupted_once)
         with pytest.raises(KeyboardInterrupt), lock:
             pass
         assert other.is_free(lock_key(name))
-        monkeypatch.setattr(Owner, "leave", interrupted_once)
+        monkeypatch.setattr(Owner, "block_of", interrupted_once)
         with pytest.raises(KeyboardInterrupt):
             lock.__exit__(None, None, None)
 

@@ -271,6 +271,15 @@ class TestUse:
         with pytest.warns(RuntimeWarning, match="try_advisory"), try_advisory_semaphore(name, limit=2):
             pass
 
+    def test_an_inner_try_that_nobody_looked_at(self, name: str, other: OtherSession) -> None:
+        """Its warning, where it is an error, ends no block but its own."""
+        lock = try_advisory_semaphore(name, limit=1)
+        with lock as outer:
+            with pytest.raises(RuntimeWarning), lock:
+                pass
+            assert outer.is_held()
+        assert other.is_free(slot_key(lock_key(name), 1))
+
 
 class TestLimit:
     """Never more than the limit, by a witness that does not rely on the lock."""

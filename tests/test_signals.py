@@ -290,6 +290,20 @@ class TestReceivers:
         assert heard.names == ["acquired", "released"]
         assert [record.name for record in caplog.records] == ["django.dispatch"] * 2
 
+    def test_one_that_is_interrupted(self, name: str, other: OtherSession) -> None:
+        """Nobody has the handle yet: the lock is free."""
+
+        def interrupt(**_: Any) -> None:
+            raise KeyboardInterrupt
+
+        signals.lock_acquired.connect(interrupt)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                advisory_lock(name).acquire()
+            assert other.is_free(lock_key(name))
+        finally:
+            signals.lock_acquired.disconnect(interrupt)
+
     def test_one_for_a_kind_of_lock(self, name: str, other: OtherSession) -> None:
         got = []
 

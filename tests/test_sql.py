@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 
-from django_advisory_lock import LockKey, lock_key, pg_locks, sql
-from tests.support import OtherSession
+from django_advisory_lock import LockKey, advisory_lock, lock_key, pg_locks, sql
+from tests.support import OtherSession, extra_alias
 
 KEYS = [LockKey((-(2**63),)), LockKey((2**63 - 1,)), LockKey.pair(-(2**31), 2**31 - 1)]
 FLAVOURS = list(itertools.product(KEYS, (False, True), (False, True)))
@@ -56,6 +56,21 @@ def test_taking(
                 (freed,) = run(alias, sql.unlock(key.args, shared, pid))
                 assert freed is True
         connections[alias].close()
+
+
+PREPARED = "SELECT statement FROM pg_prepared_statements WHERE statement LIKE '%advisory%'"
+
+
+def test_the_server_prepares_one_statement_for_all_keys(name: str, other: OtherSession) -> None:
+    """Where it binds parameters itself; each key with a statement of its own would push out those of the ORM."""
+    options = {"server_side_binding": True, "prepare_threshold": 1}
+    with extra_alias("eager", options) as alias, connections[alias].cursor() as cursor:
+        for number in range(20):
+            with advisory_lock(name, number, using=alias), advisory_lock(LockKey.pair(number, -1), using=alias):
+                assert not other.is_free(lock_key(name, number))
+                assert not other.is_free(LockKey.pair(number, -1))
+        cursor.execute(PREPARED)
+        assert len([text for (text,) in cursor.fetchall() if "pg_prepared_statements" not in text]) == 4
 
 
 @pytest.mark.parametrize(("key", "shared", "for_transaction"), FLAVOURS, ids=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -194,6 +195,17 @@ class TestTimeout:
             with try_advisory_lock(name, shared=True) as lock:
                 assert lock
         assert waiting.result() is True
+
+    def test_the_longest_ones(self, name: str, other: OtherSession) -> None:
+        """More than PostgreSQL's setting can hold, and more milliseconds than a float can."""
+        key = lock_key(name)
+        for timeout in (2**31 / 1000, sys.float_info.max):
+            other.take(key)
+            lock = advisory_lock(name, timeout=timeout)
+            waiting = Thread(lambda lock=lock: lock.acquire().release())  # type: ignore[misc]
+            wait_until(lambda: other.waiters(key) == 1, "waits")
+            other.drop(key)
+            waiting.result()
 
 
 class TestLockTimeoutSetting:

@@ -73,7 +73,8 @@ class Guard:
 
     def around(self, function: F) -> F:
         """Return the function with the lock around its calls."""
-        known.note(self.lock)
+        if self.lock._key_function is None:  # others are made for each request, and tell no name
+            known.note(self.lock)
         return cast("F", self._around_coroutine(function) if self.is_asynchronous(function) else self._around(function))
 
     def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
