@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from django.db import DatabaseError, connections
 from django.utils.asyncio import async_unsafe
 
-from . import dedicated, hops, releasing, savepoints, sessions, transactions
+from . import dedicated, hops, releasing, savepoints, sessions
 from .exceptions import AdvisoryLockError, LockLost, LockTimeout
 from .notices import logger, names, tell_acquired, tell_busy, tell_lost, tell_released, warn_caller
 from .options import refuse_other_transactions
@@ -329,15 +329,6 @@ class LockHandle:
                 using=self.using,
             ) from error
 
-    def _warn_of_commit(self, hold: Hold) -> None:
-        """Warn where a transaction that began under the lock goes on without it. One of another task is none of it."""
-        connection = hold.connection()
-        if connection is not None and connection.in_atomic_block and transactions.in_transaction(connection):
-            warn_caller(
-                f"The lock {self.key.name!r} on {self.using!r} is freed before the transaction inside it commits: end"
-                f" the transaction first, or take the lock in it."
-            )
-
     def _keep(self, hold: Hold) -> None:
         self._hold = hold
         self._acquired = True
@@ -357,10 +348,14 @@ class LockHandle:
             if hold.scope == "transaction":
                 releasing.end_transaction_block(hold)
             elif hold.noted:
+                is_early = self._options.scope == "auto" and not owner.is_task and releasing.commits_later(hold)
                 releasing.release(hold, savepoint, raised=raised)
                 tell_released(self)
-                if not raised and not owner.is_task and self._options.scope == "auto":
-                    self._warn_of_commit(hold)
+                if is_early and not raised:
+                    warn_caller(
+                        f"The lock {self.key.name!r} on {self.using!r} is freed before the transaction inside it"
+                        f" commits: end the transaction first, or take the lock in it."
+                    )
         except LockLost as error:
             tell_lost(self, error)
             raise

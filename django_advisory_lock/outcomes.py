@@ -98,9 +98,9 @@ def pooler_detected(facts: Facts) -> PoolerDetected:
     name, alias = facts["key"].name, facts["using"]
     return PoolerDetected(
         f"The connection {alias!r} goes through a connection pooler, where a session lock excludes nobody; nothing was"
-        f" taken. Take {name!r} inside atomic() on this alias, as a transaction lock; or let ADVISORY_LOCK_DATABASE or"
-        f" `using` name an alias that connects to the server directly; or list {alias!r} in"
-        f" ADVISORY_LOCK_SESSION_POOLER if its pooler keeps one server session for each client.",
+        f" taken. Let ADVISORY_LOCK_DATABASE or `using` name an alias that connects to the server directly; or,"
+        f" where one transaction is all it is for, take {name!r} inside atomic() on this alias, as a transaction lock;"
+        f" or list {alias!r} in ADVISORY_LOCK_SESSION_POOLER if its pooler keeps one server session for each client.",
         **facts,
     )
 

@@ -130,6 +130,14 @@ def _is_ended(hold: Hold) -> bool:
     return raw is not None and raw.closed and connection is not None and connection.connection is raw
 
 
+def commits_later(hold: Hold) -> bool:
+    """Whether a transaction that began under a lock, and can still commit, goes on without it."""
+    raw, connection = hold.session.raw(), hold.connection()
+    if raw is None or transactions.is_idle(raw) or transactions.is_failed(raw) or connection is None:
+        return False
+    return transactions.in_transaction(connection)
+
+
 def end_body(hold: Hold, savepoint: savepoints.BodySavepoint | None) -> None:
     """End the savepoint of a body whose lock goes on."""
     raw, connection = hold.session.raw(), hold.connection()

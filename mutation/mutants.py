@@ -99,9 +99,9 @@ MUTANTS = (
     ),
     _mutant(
         "a lock that is freed in the middle of a transaction is not told of",
-        "handles.py",
-        "if connection is not None and connection.in_atomic_block and transactions.in_transaction(connection):",
-        "if False:",
+        "releasing.py",
+        "        return False\n    return transactions.in_transaction(connection)\n",
+        "        return False\n    return False\n",
         "test_releasing",
     ),
     _mutant(

@@ -388,6 +388,7 @@ class TestTransactionsThatGoOn:
     def test_by_hand(self, name: str, other: OtherSession) -> None:
         lock = advisory_lock(name).acquire()
         with transaction.atomic(), pytest.warns(RuntimeWarning, match="freed before the transaction") as caught:
+            value("SELECT 1")
             lock.release()
         assert caught[0].filename == __file__
         assert other.is_free(lock_key(name))
@@ -396,6 +397,7 @@ class TestTransactionsThatGoOn:
         outer, inner = contextlib.ExitStack(), transaction.atomic()
         outer.enter_context(advisory_lock(name))
         with inner, pytest.warns(RuntimeWarning, match="freed before the transaction"):
+            value("SELECT 1")
             outer.close()
         assert other.is_free(lock_key(name))
 
@@ -404,9 +406,13 @@ class TestTransactionsThatGoOn:
         for scope in scopes:
             lock = advisory_lock(name, scope=scope).acquire()
             with contextlib.suppress(KeyError), transaction.atomic():
+                value("SELECT 1")
                 if scope == "session":
                     lock.release()
                 raise KeyError
+            lock.release()
+            with transaction.atomic():
+                lock = advisory_lock(name, scope=scope).acquire()
             lock.release()
             assert other.is_free(lock_key(name))
 
