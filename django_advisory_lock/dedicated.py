@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-    RawConnection = psycopg.Connection[Any]
+    from .transactions import RawConnection
 
 # A link that was cut: the client gives up first, so that the holder knows before the server lets the next one in.
 # https://www.postgresql.org/docs/current/libpq-connect.html and runtime-config-connection.html; idle, interval and

@@ -29,6 +29,11 @@ def waiting_savepoint(connection: BaseDatabaseWrapper, cursor: Any) -> Iterator[
     except BaseException as error:
         _undo(connection, cursor, error)
         raise
+    release_waiting_savepoint(cursor)
+
+
+def release_waiting_savepoint(cursor: Any) -> None:
+    """Release the savepoint; also one that was rolled back to, and would pile up where a transaction tries often."""
     cursor.execute("RELEASE SAVEPOINT advisory_lock_wait")
 
 

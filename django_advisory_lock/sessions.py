@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from .holds import Hold
     from .keys import LockKey
     from .owners import Owner
-
-    RawConnection = psycopg.Connection[Any]
+    from .transactions import RawConnection
 
 
 class Session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import pg_locks, sql
+from .savepoints import release_waiting_savepoint
 from .taking import Attempt
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ class TakeAll(Attempt):
                     if not row[0]:
                         raise _Busy
             except _Busy:
-                # Rolled back to, it is still open: a transaction that tries often would pile them up.
-                self.cursor.execute("RELEASE SAVEPOINT advisory_lock_wait")
+                release_waiting_savepoint(self.cursor)
                 return False
             return self._granted(row)
 

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from .holds import Hold
     from .inspection import KeyLock
     from .keys import KeyLike, LockKey
-
-    RawConnection = psycopg.Connection[Any]
+    from .transactions import RawConnection
 
 # Seconds that a session which was just closed is given to free its locks: the server notices its end a moment later.
 GRACE = 1.0

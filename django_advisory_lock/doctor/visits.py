@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    RawConnection = psycopg.Connection[Any]
+    from ..transactions import RawConnection
 
 # What goes wrong where a database cannot be reached, or does not answer, or answers with an error.
 ERRORS = (Error, psycopg.Error, ImproperlyConfigured)
