@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from .inspection import KeyLock
     from .keys import KeyLike
+    from .transactions import RawConnection
 
 # Of pytest-django. What is requested beside them is set up after the database, and ends before it does.
 _DATABASE_FIXTURES = ("transactional_db", "db")
@@ -85,7 +86,7 @@ def _left(alias: str, before: list[KeyLock]) -> list[KeyLock]:
     """Return what is held now, was not before, and does not end with the test."""
     known = {_identity(lock) for lock in before}
 
-    def read(raw: testing.RawConnection) -> list[KeyLock]:
+    def read(raw: RawConnection) -> list[KeyLock]:
         locks = [lock for lock in testing.read_locks(raw) if lock.granted and _identity(lock) not in known]
         return [lock for lock in locks if not testing.ends_with_test(lock) and not testing.is_held_by_helper(lock)]
 

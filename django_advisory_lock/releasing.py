@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
     from .holds import Hold
-    from .sessions import RawConnection
+    from .transactions import RawConnection
 
 
 def release(hold: Hold, savepoint: savepoints.BodySavepoint | None = None, *, raised: bool = False) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..handles import LockHandle
-    from ..sessions import RawConnection
+    from ..transactions import RawConnection
 
 HIGH = 100  # the lowest descriptor for what is inherited: shell scripts choose low ones for files of their own
 
