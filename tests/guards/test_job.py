@@ -1203,7 +1203,7 @@ class TestInterval:
         assert Periodic().run(rivals) is None
         rivals.go.set()
         assert first.result() == "ran"
-        who = f"{runs.get(PERIODIC).last_host}, pid {os.getpid()}"
+        who = f"{runs.get(PERIODIC).last_host}, process {os.getpid()}"
         assert f"running elsewhere, last started by {who}, 0:01:0" in skipped()[0]
         assert runs.outcome(PERIODIC) == "succeeded"
 
