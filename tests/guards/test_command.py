@@ -237,11 +237,12 @@ class TestOptions:
         process = run("work", "--key", name, "--lock-timeout", "0.05")
         assert "within 0.05 s" in process.communicate(timeout=LIMIT)[0]
 
-    def test_none_waits_for_ever(self, name: str, other: OtherSession) -> None:
+    @pytest.mark.parametrize("told", ["lock_timeout=None", "'--lock-timeout', 'none'"])
+    def test_none_waits_for_ever(self, told: str, name: str, other: OtherSession) -> None:
         key = lock_key(name)
         other.take(key)
         process = spawn(
-            f"from django.core.management import call_command\ncall_command('work', key={name!r}, lock_timeout=None)",
+            f"from django.core.management import call_command\ncall_command('work', {told}, key={name!r})",
             PGAPPNAME=name,
         )
         tried = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s AND query LIKE '%%pg_try_%%'"
