@@ -194,7 +194,7 @@ class TestKeys:
             (["a", "--int", "1"], "Name one lock"),
             (["--int", "1", "--pair", "1", "2"], "Name one lock"),
             (["a", "--purpose", "x"], "--purpose goes with --model"),
-            ([""], "Empty text cannot be part of a key."),
+            ([""], "Empty text cannot be part of a key: pass text that stands for it"),
             (["--int", str(2**63)], "out of the range"),
             (["--pair", "1", str(2**31)], "out of the range"),
             (["--model", "account"], "There is no model 'account': name one as app_label.model."),
