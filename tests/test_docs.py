@@ -1169,6 +1169,22 @@ class TestTesting:
         with pytest.raises(LockLost):
             left[0].release()
 
+    @pytest.mark.parametrize("databases", [{"default"}, {"default", "other"}], ids=len)
+    def test_an_alias_for_locks(self, databases: set[str], name: str, other: OtherSession) -> None:
+        with reader() as page:
+
+            class Uses(run_section(self.PAGE, "an-alias-for-locks", page)["SyncTests"]):  # type: ignore[misc]
+                __module__ = page["__name__"]
+
+                def test(self) -> None:
+                    with testing.hold_lock(name, using="other"), try_advisory_lock(name, using="other") as lock:
+                        assert not lock
+
+            Uses.databases = databases
+            page["SyncTests"] = Uses
+            failed = self.run(page, 1)
+        assert ["to 'other' are not allowed in this test" in text for text in failed] == [True] * (2 - len(databases))
+
     def test_fixtures(self, pytester: pytest.Pytester, other: OtherSession) -> None:
         tests, conftest = [
             block.text
