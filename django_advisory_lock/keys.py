@@ -122,7 +122,7 @@ def _read_all(parts: tuple[object, ...]) -> LockKey | KeySource:
     if len(plain) == 1 and isinstance(plain[0], tuple):
         plain = tuple(map(unwrap, plain[0]))
     if not plain:
-        raise ValueError("A key needs at least one part.")
+        raise ValueError("A key needs at least one part: pass a name, such as 'refresh-reports'.")
     only = plain[0] if len(plain) == 1 else None
     if isinstance(only, LockKey):
         return only

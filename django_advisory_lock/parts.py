@@ -47,7 +47,7 @@ def as_text(part: object) -> str:
         raise ValueError("None cannot be part of a key: an unsaved instance, or a missing argument?")
     if isinstance(part, str):
         if not part:
-            raise ValueError("Empty text cannot be part of a key.")
+            raise ValueError("Empty text cannot be part of a key: pass text that stands for it, or leave the part out.")
         return as_label(part, "part of a key")
     if isinstance(part, int) and not isinstance(part, bool):
         return int.__repr__(part)

@@ -76,11 +76,12 @@ def advisory_semaphore(
     timeout: float | timedelta | None = None,
     scope: Scope = "auto",
 ) -> AdvisorySemaphore:
-    """Return a semaphore: at most `limit` database sessions hold the key at once, the others wait.
+    """Return a semaphore: at most `limit` entries are inside at once, the others wait.
 
-    Used as `advisory_lock()` is, with its options and errors. Whoever holds a slot and asks again takes another one.
-    The key is the same for every limit: where programs disagree, the lower limit counts for those who use it, so change
-    it everywhere at once. Who waits is served in the order of the server's queue.
+    Used as `advisory_lock()` is, with its options and errors. Each entry takes a slot of its own, also one of a thread
+    that is in a slot already. The limit belongs to the call, not to the key: where programs disagree, each takes the
+    first slots up to its own limit, so change it everywhere at once. Who waits is served in the order of the server's
+    queue.
     """
     return AdvisorySemaphore(key, using, Options(False, scope, timeout), limit)
 

@@ -31,7 +31,16 @@ from django.core.management import CommandError, call_command
 from django.db import OperationalError, ProgrammingError, transaction
 from django.test import override_settings
 
-from django_advisory_lock import LockHandle, LockKey, advisory_lock, lock_key, model_key
+from django_advisory_lock import (
+    LockHandle,
+    LockKey,
+    advisory_lock,
+    advisory_semaphore,
+    lock_key,
+    model_key,
+    periodic_lock,
+    try_advisory_lock,
+)
 from django_advisory_lock.inspection import KeyLock, waiting_locks
 from django_advisory_lock.management import child, inbox, surroundings
 from django_advisory_lock.management.subcommands import terminating
@@ -39,6 +48,7 @@ from django_advisory_lock.management.subcommands.base import Status
 from django_advisory_lock.management.subcommands.listing import table
 from django_advisory_lock.management.terminal import Terminal
 from django_advisory_lock.signals import lock_acquired
+from django_advisory_lock.slots import slot_keys
 from tests.server import new_server
 from tests.support import (
     LIMIT,
@@ -194,7 +204,7 @@ class TestKeys:
             (["a", "--int", "1"], "Name one lock"),
             (["--int", "1", "--pair", "1", "2"], "Name one lock"),
             (["a", "--purpose", "x"], "--purpose goes with --model"),
-            ([""], "Empty text cannot be part of a key."),
+            ([""], "Empty text cannot be part of a key: pass text that stands for it"),
             (["--int", str(2**63)], "out of the range"),
             (["--pair", "1", str(2**31)], "out of the range"),
             (["--model", "account"], "There is no model 'account': name one as app_label.model."),
@@ -284,6 +294,30 @@ class TestList:
         with pytest.raises(Status):
             call_command("advisory_lock", "list", name, stdout=out)
         assert out.getvalue() == f"{name!r} is free.\n"
+
+    def test_a_free_key_beside_others_with_names_like_it(self, name: str, other: OtherSession) -> None:
+        """The keys of periodic work, and of the slots of a semaphore, are others than that of the name alone."""
+        guards = periodic_lock(name, min_interval=60), advisory_semaphore(name, limit=4), try_advisory_lock(f"{name}x")
+        known = [guard(lambda: None) for guard in guards]
+
+        def said() -> str:
+            out = io.StringIO()
+            with pytest.raises(Status):
+                call_command("advisory_lock", "list", name, stdout=out)
+            return out.getvalue().rstrip()
+
+        other.take(lock_key(f"{name}x"))
+        assert said() == f"{name!r} is free."
+        keys = [lock_key("periodic", name)]
+        like = f"{name!r} is free. Held are other keys with names like it: "
+        other.take(keys[0])
+        assert said() == f"{like}'periodic:{name}' ({keys[0].args[0]})."
+        for slot in slot_keys(lock_key(name), 4):
+            other.take(slot)
+            keys.append(slot)
+        shown = "; ".join(f"{key.name!r} ({key.args[0]})" for key in sorted(keys)[:3])
+        assert said() == f"{like}{shown}; …"
+        assert known
 
     def test_who_waits_does_not_hold(self, name: str, other: OtherSession) -> None:
         assert table([LOCK], "utf-8").splitlines()[1].split()[:3] == ["1", "exclusive", "held"]

@@ -38,7 +38,7 @@ from django.core.management.base import BaseCommand
 from django.db import DatabaseError, IntegrityError, connection, connections, models, transaction
 from django.db.models.signals import class_prepared
 from django.dispatch import Signal
-from django.http import HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.test import TestCase, override_settings
 from django.test.utils import isolate_apps
 from django.utils import timezone
@@ -1169,6 +1169,22 @@ class TestTesting:
         with pytest.raises(LockLost):
             left[0].release()
 
+    @pytest.mark.parametrize("databases", [{"default"}, {"default", "other"}], ids=len)
+    def test_an_alias_for_locks(self, databases: set[str], name: str, other: OtherSession) -> None:
+        with reader() as page:
+
+            class Uses(run_section(self.PAGE, "an-alias-for-locks", page)["SyncTests"]):  # type: ignore[misc]
+                __module__ = page["__name__"]
+
+                def test(self) -> None:
+                    with testing.hold_lock(name, using="other"), try_advisory_lock(name, using="other") as lock:
+                        assert not lock
+
+            Uses.databases = databases
+            page["SyncTests"] = Uses
+            failed = self.run(page, 1)
+        assert ["to 'other' are not allowed in this test" in text for text in failed] == [True] * (2 - len(databases))
+
     def test_fixtures(self, pytester: pytest.Pytester, other: OtherSession) -> None:
         tests, conftest = [
             block.text
@@ -1293,6 +1309,40 @@ class TestMonitoring:
         counted = ("acquired_total", "busy_total", "lost_total", "waited_seconds_count", "held_seconds_count")
         assert {key: float(samples[key]) for key in counted} == dict(zip(counted, (3, 1, 1, 3, 2), strict=True))
         assert 0 < float(samples["held_seconds_sum"]) < LIMIT
+
+    def test_lines_of_a_skipped_run(self, name: str, other: OtherSession, caplog: pytest.LogCaptureFixture) -> None:
+        """That of the lock, and that of the guard; of a command only where it has an interval."""
+
+        class Command(django_advisory_lock.AdvisoryLockCommandMixin, BaseCommand):
+            lock_key = name
+
+        class Job(django_advisory_lock.AdvisoryLockJobMixin):
+            lock_key = name
+
+            def run(self) -> None: ...
+
+        class Periodic(Command):
+            lock_min_interval = 60
+
+        guards: dict[str, Callable[[], object]] = {
+            "the lock": try_advisory_lock(name)(lambda: None),
+            "a command": lambda: call_command(Command(), verbosity=0),
+            "a command with an interval": lambda: call_command(Periodic(), verbosity=0),
+            "a job": lambda: Job().run(),
+            "periodic work": django_advisory_lock.periodic_lock(name, min_interval=60)(lambda: None),
+            "a view": lambda: django_advisory_lock.lock_view(name)(lambda request: HttpResponse())(HttpRequest()),
+        }
+        caplog.set_level(logging.INFO, "django_advisory_lock")
+        lines = {}
+        with testing.hold_lock(name), testing.hold_lock("periodic", name):
+            for what, skip in guards.items():
+                caplog.clear()
+                skip()
+                lines[what] = [record.levelname for record in caplog.records]
+        assert {what: len(levels) for what, levels in lines.items()} == dict(
+            zip(guards, (1, 1, 2, 2, 2, 2), strict=True)
+        )
+        assert {level for levels in lines.values() for level in levels} == {"INFO"}
 
     @pytest.mark.parametrize("section", ["opentelemetry", "prometheus"])
     def test_losses_are_shown_before_there_is_one(

@@ -406,9 +406,9 @@ class TestDatabases:
 
     def test_inside_a_transaction(self, boss: User, monkeypatch: pytest.MonkeyPatch, other: OtherSession) -> None:
         """The one of the request goes on after an error, as with ATOMIC_REQUESTS."""
-        from django_advisory_lock import sql
+        from django_advisory_lock import pg_locks
 
-        monkeypatch.setattr(sql, "ALL_LOCKS", "SELECT 1 / 0")
+        monkeypatch.setattr(pg_locks, "ALL_LOCKS", "SELECT 1 / 0")
         with transaction.atomic():
             response = client(user("reader", VIEW)).get(LIST)
             assert value("SELECT 1") == 1

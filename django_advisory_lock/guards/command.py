@@ -106,10 +106,10 @@ class AdvisoryLockCommandMixin(BaseCommand):
     def _lock_arguments(self) -> dict[str, dict[str, Any]]:
         arguments: dict[str, dict[str, Any]] = {
             "lock_timeout": {
-                "type": _seconds,
+                "type": _seconds_or_none,
                 "default": self.lock_timeout,
                 "metavar": "SECONDS",
-                "help": "Wait this long for the lock before the run is skipped; 0 tries once.",
+                "help": 'Wait this long for the lock before the run is skipped; 0 tries once, "none" waits for ever.',
             },
             "no_lock": {"action": "store_true", "help": "Run without the lock."},
             "lock_busy_exit_code": {
@@ -211,6 +211,13 @@ def _seconds(text: str) -> float:
         return seconds(float(text), "the timeout") or 0.0
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, at least 0") from error
+
+
+def _seconds_or_none(text: str) -> float | None:
+    try:
+        return None if text == "none" else _seconds(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or none") from error
 
 
 def _exit_code(text: str) -> int:

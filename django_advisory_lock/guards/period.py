@@ -191,7 +191,7 @@ class NotedPeriod(Period):
 
     @property
     def _who(self) -> str:
-        return "somebody" if self.run is None else f"{self.run.last_host}, pid {self.run.last_pid}"
+        return "somebody" if self.run is None else f"{self.run.last_host}, process {self.run.last_pid}"
 
     def _ask(self, question: Callable[[PeriodicRunQuerySet], R]) -> R:
         if not apps.is_installed("django_advisory_lock"):

@@ -237,11 +237,12 @@ class TestOptions:
         process = run("work", "--key", name, "--lock-timeout", "0.05")
         assert "within 0.05 s" in process.communicate(timeout=LIMIT)[0]
 
-    def test_none_waits_for_ever(self, name: str, other: OtherSession) -> None:
+    @pytest.mark.parametrize("told", ["lock_timeout=None", "'--lock-timeout', 'none'"])
+    def test_none_waits_for_ever(self, told: str, name: str, other: OtherSession) -> None:
         key = lock_key(name)
         other.take(key)
         process = spawn(
-            f"from django.core.management import call_command\ncall_command('work', key={name!r}, lock_timeout=None)",
+            f"from django.core.management import call_command\ncall_command('work', {told}, key={name!r})",
             PGAPPNAME=name,
         )
         tried = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s AND query LIKE '%%pg_try_%%'"
@@ -523,7 +524,7 @@ class TestInterval:
         assert holder.stdout is not None
         assert "working" in holder.stdout.readline()
         busy = called("periodic_work", key=name, lock_ignore_interval=True)
-        assert f"running elsewhere, last started by {runs.get(name).last_host}, pid {holder.pid}," in busy
+        assert f"running elsewhere, last started by {runs.get(name).last_host}, process {holder.pid}," in busy
         holder.kill()
         holder.communicate(timeout=LIMIT)
         other.wait_until_free(lock_key(name))
@@ -591,7 +592,7 @@ class TestIntervalWhenBusy:
             assert called(command, verbosity=0) == ""
         row = runs.get(name)
         assert f"{__name__} was skipped, too soon: started " in caplog.text
-        assert f"ago by {row.last_host}, pid {row.last_pid}, may start again in " in caplog.text
+        assert f"ago by {row.last_host}, process {row.last_pid}, may start again in " in caplog.text
 
     def test_an_exit_code_is_for_busy_alone(self, name: str, runs: Runs, other: OtherSession) -> None:
         """Case 64: too soon is a run that has nothing to do."""

@@ -1170,7 +1170,7 @@ class TestInterval:
         (message,) = skipped()
         row = runs.get(PERIODIC)
         assert message.startswith("Periodic was skipped, too soon: started ")
-        assert f"ago by {row.last_host}, pid {os.getpid()}, may start again in " in message
+        assert f"ago by {row.last_host}, process {os.getpid()}, may start again in " in message
         runs.let_pass(61, PERIODIC)
         assert Periodic().run() == "ran"
         assert (runs.count(PERIODIC), runs.outcome(PERIODIC)) == (2, "succeeded")
@@ -1203,7 +1203,7 @@ class TestInterval:
         assert Periodic().run(rivals) is None
         rivals.go.set()
         assert first.result() == "ran"
-        who = f"{runs.get(PERIODIC).last_host}, pid {os.getpid()}"
+        who = f"{runs.get(PERIODIC).last_host}, process {os.getpid()}"
         assert f"running elsewhere, last started by {who}, 0:01:0" in skipped()[0]
         assert runs.outcome(PERIODIC) == "succeeded"
 

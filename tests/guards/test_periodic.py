@@ -511,7 +511,7 @@ class TestStatementsAndLog:
         assert record.levelno == logging.INFO
         assert re.fullmatch(
             rf"{name} was skipped, too soon: started 0:01:4\d ago by {re.escape(socket.gethostname())},"
-            rf" pid {os.getpid()}, may start again in 0:03:\d\d\.",
+            rf" process {os.getpid()}, may start again in 0:03:\d\d\.",
             record.message,
         )
 
@@ -521,7 +521,7 @@ class TestStatementsAndLog:
             with caplog.at_level(logging.INFO, "django_advisory_lock"):
                 assert every(name, MOMENT)() == "skipped"
         lines = [record.message for record in caplog.records if record.levelno == logging.INFO]
-        who = rf"last started by {re.escape(socket.gethostname())}, pid {os.getpid()}, \d+\.\d s ago"
+        who = rf"last started by {re.escape(socket.gethostname())}, process {os.getpid()}, \d+\.\d s ago"
         lock = f"The lock 'periodic:{name}' on 'default' was not acquired: running elsewhere"
         assert re.fullmatch(rf"{name} was skipped\. {lock}, {who}\.", lines[-1])
         assert {record.levelno for record in caplog.records} == {logging.INFO}

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from django.core.management.base import BaseCommand
 
     from ...inspection import KeyLock
+    from ...keys import LockKey
     from .base import SubcommandParser
 
 HEAD = ("NAME", "MODE", "STATUS", "PID", "APPLICATION", "CLIENT", "STATE", "SINCE", "BLOCKED BY")
 NOTHING = "-"  # so that every line has as many columns
+MOST_ALIKE = 3  # names that a hint has room for
 
 
 class List(Subcommand):
@@ -50,10 +52,23 @@ exit status:
         if options["json"]:
             command.stdout.write(json.dumps({"database": using, "locks": list(map(document, locks))}, indent=2))
         elif options["verbosity"] > 0:
-            nothing = "No advisory locks." if key is None else f"{visible(key.name)!r} is free."
-            command.stdout.write(table(locks, encoding_of(command)) if locks else nothing)
+            encoding = encoding_of(command)
+            command.stdout.write(table(locks, encoding) if locks else _plain(_nothing(key, using), encoding))
         if key is not None and not any(lock.granted for lock in locks):
             raise Status(f"Nobody holds {key.name!r}.", returncode=1)
+
+
+def _nothing(key: LockKey | None, using: str) -> str:
+    """Say that there is no lock; and what may have been meant, for periodic work and slots have keys of their own."""
+    if key is None:
+        return "No advisory locks."
+    free = f"{visible(key.name)!r} is free."
+    locks = {lock.key for lock in inspection.all_locks(using) if lock.granted and lock.is_named and lock.key != key}
+    alike = [lock for lock in sorted(locks) if f":{key.name}:" in f":{lock.name}:"]
+    if not alike:
+        return free
+    named = "; ".join(f"{lock.name!r} ({', '.join(map(str, lock.args))})" for lock in alike[:MOST_ALIKE])
+    return f"{free} Held are other keys with names like it: {named}{'; …' if alike[MOST_ALIKE:] else '.'}"
 
 
 def document(lock: KeyLock) -> dict[str, Any]:

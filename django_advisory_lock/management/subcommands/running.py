@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError
 
 from ...exceptions import LockLost, LockTimeout
-from ...guards.command import POLL_INTERVAL, _exit_code, _seconds
+from ...guards.command import POLL_INTERVAL, _exit_code, _seconds, _seconds_or_none
 from ...locks import advisory_lock
 from ..bequest import bequeath
 from ..child import supervise
@@ -112,10 +111,3 @@ def _run(line: list[str], lost: threading.Event, grace: float) -> int:
         # Python itself refuses "", which no shell finds.
         returncode = NOT_FOUND if getattr(error, "errno", errno.ENOENT) == errno.ENOENT else NOT_STARTED
         raise CommandError(f"{line[0]}: {getattr(error, 'strerror', error)}", returncode=returncode) from error
-
-
-def _seconds_or_none(text: str) -> float | None:
-    try:
-        return None if text == "none" else _seconds(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error}, or none") from error
