@@ -298,6 +298,16 @@ class TestPeriodicWork:
             run.delete()
             pair.delete()
 
+    def test_is_called_as_its_code_calls_it(self, name: str, other: OtherSession) -> None:
+        key = lock_key("periodic", name)
+        run = PeriodicRun.objects.create(key=str(key.args[0]), name=name, min_interval="1 day")
+        try:
+            assert read(key).key.name == f"periodic:{name}"
+            with override_settings(ADVISORY_LOCK_NAMESPACE=no_tenant):
+                assert read(key).key.name == name
+        finally:
+            run.delete()
+
     def test_what_is_no_key_there(self, name: str, other: OtherSession) -> None:
         runs = [
             PeriodicRun.objects.create(key=key, name=name, min_interval="1 day") for key in ("x", "1,2,3", f"{2**70}")

@@ -17,7 +17,7 @@ from psycopg.errors import UndefinedTable
 
 from .. import hops, known, sessions, transactions
 from ..exceptions import LockTimeout
-from ..keys import LockKey
+from ..keys import LockKey, lock_key
 from ..notices import logger
 
 if TYPE_CHECKING:
@@ -241,9 +241,13 @@ def _noted_runs(using: str | None) -> list[LockKey]:
 
 def _read_key(row: tuple[str, str]) -> LockKey | None:
     try:
-        return LockKey(tuple(map(int, row[0].split(","))), row[1])
+        key = LockKey(tuple(map(int, row[0].split(","))), row[1])
     except (TypeError, ValueError):
         return None  # nothing that this library has written
+    with contextlib.suppress(Exception):  # of a name that is none, or of a namespace that needs a tenant
+        usual = lock_key("periodic", row[1])
+        return usual if usual == key else key  # called as its code calls it, and as it is asked for
+    return key
 
 
 def short(length: float | timedelta) -> str:
