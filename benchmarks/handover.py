@@ -17,7 +17,10 @@ FORMS = {
     "many": ("lock", 512, "512 keys"),
 }
 
+STAY = 0.0002  # seconds in the body, in the turns that are watched and not timed
+
 Found = dict[str, list[list[Taken]]]
+Watched = dict[tuple[str, int, str], list[Taken]]
 
 
 def run(effort: Effort, workers: Workers) -> Report:
@@ -26,6 +29,7 @@ def run(effort: Effort, workers: Workers) -> Report:
     sizes: Sequence[int] = effort.pick(WAITERS, WAITERS[:1])
     peers = [bare.with_psycopg(), bare.with_django(), *libraries()]
     found: dict[tuple[str, int], Found] = {}
+    watched: Watched = {}
     for form, (method, keys, _) in FORMS.items():
         offering = [peer for peer in peers if getattr(peer, method) is not None]
         for size in sizes:
@@ -33,14 +37,17 @@ def run(effort: Effort, workers: Workers) -> Report:
             for number in range(rounds):
                 for peer in offering if number % 2 else reversed(offering):
                     of_size[peer.name].append(workers.take_turns(size, Turns(peer.name, method, keys, seconds)))
-    return report(peers, found, seconds)
+            for peer in offering:
+                turns = Turns(peer.name, method, keys, seconds, stay=STAY)
+                watched[form, size, peer.name] = workers.take_turns(size, turns)
+    return report(peers, found, watched, seconds)
 
 
 def rate(taken: list[Taken], seconds: float) -> float:
     return sum(len(each.waits) for each in taken) / seconds
 
 
-def report(peers: list[Peer], found: Mapping[tuple[str, int], Found], seconds: float) -> Report:
+def report(peers: list[Peer], found: Mapping[tuple[str, int], Found], watched: Watched, seconds: float) -> Report:
     rows, figures = [], {}
     lines: dict[str, list[tuple[int, Spread]]] = {}
     for (form, size), of_size in found.items():
@@ -52,7 +59,8 @@ def report(peers: list[Peer], found: Mapping[tuple[str, int], Found], seconds: f
             p99 = Spread.of(
                 [percentile([wait for each in taken for wait in each.waits], 0.99) for taken in runs]
             ).median
-            overlaps = sum(each.overlaps for taken in runs for each in taken)
+            overlaps = sum(each.overlaps for each in watched[form, size, peer.name])
+            seen = sum(len(each.waits) for each in watched[form, size, peer.name])
             speed = Spread.of(rates[peer.name])
             grants = sum(len(each.waits) for taken in runs for each in taken)
             rows.append(
@@ -64,13 +72,14 @@ def report(peers: list[Peer], found: Mapping[tuple[str, int], Found], seconds: f
                     str(against) if peer.name != BARE else "1",
                     f"{fairness:.2f}",
                     f"{p99 * 1000:.1f}",
-                    f"{overlaps} in {grants:,}",
+                    f"{overlaps} in {seen:,}",
                 ]
             )
             figures[f"{form} {size} {peer.name}"] = {
                 "ratio": against.median,
                 "fairness": fairness,
                 "overlaps": overlaps,
+                "watched": seen,
                 "grants": grants,
             }
             if form == "hot":

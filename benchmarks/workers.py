@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -29,6 +29,7 @@ class Turns:
     keys: int
     seconds: float
     start: float = 0.0
+    stay: float = 0.0  # seconds that each stays inside, where it is looked for overlaps
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Taken:
     """What one process did in that time: how often it was in, and how long it waited each time."""
 
     waits: list[float]
-    overlaps: int
+    overlaps: int  # looked for only by those who stay: the others are in too shortly to be seen together
 
 
 class Workers:
@@ -58,9 +59,9 @@ class Workers:
     def take_turns(self, number: int, turns: Turns) -> list[Taken]:
         """Have so many of them take turns, and return what each did."""
         pipes = self.pipes[:number]
-        self._ask(pipes, Turns(turns.peer, turns.form, turns.keys, 0.0))  # connects
+        self._ask(pipes, replace(turns, seconds=0.0))  # connects
         start = time.monotonic() + START
-        return self._ask(pipes, Turns(turns.peer, turns.form, turns.keys, turns.seconds, start))
+        return self._ask(pipes, replace(turns, start=start))
 
     def _ask(self, pipes: list[Connection], turns: Turns) -> list[Taken]:
         for pipe in pipes:
@@ -111,11 +112,13 @@ def _take_turns(peer: Peer, turns: Turns, name: int, cells: Any) -> Taken:
         cell = chosen(turns.keys)
         with form(FIRST_KEY + cell, "default"):
             got = time.monotonic()
-            # The witness: memory that all processes share, and no lock.
-            overlaps += cells[cell] != 0
-            cells[cell] = name
-            overlaps += cells[cell] != name
-            cells[cell] = 0
+            if turns.stay:
+                # The witness: memory that all processes share, and no lock.
+                overlaps += cells[cell] != 0
+                cells[cell] = name
+                time.sleep(turns.stay)
+                overlaps += cells[cell] != name
+                cells[cell] = 0
             if got < end or not waits:
                 waits.append(got - asked)
     return Taken(waits, overlaps)

@@ -3,7 +3,8 @@
     python -m mutation [--only TEXT…] [--jobs N] [--write]
 
 Each breakage is applied to a copy of the working tree, whose tests run until the first that fails. One that none of
-them notices is a gap in the tests, and makes the exit status 1. Before that the tests pass on an unbroken copy.
+them notices is a gap in the tests, and makes the exit status 1. Before that the tests pass on an unbroken copy, and
+whoever noticed a breakage has to pass there once more: a test that fails now and then notices nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mutation.mutants import MUTANTS, Mutant
@@ -30,6 +31,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "proof.md"
 BEGIN, END = "<!-- mutation: written by python -m mutation --write -->", "<!-- end of mutation -->"
 LIMIT = 300  # seconds for a file of tests: a breakage that makes them hang is noticed too
+TIME = "a limit of time"
+# Every copy brings its own server.
+CHOSEN = re.compile("DATABASE_URL|DJANGO_SETTINGS_MODULE|PG[A-Z]+|COVERAGE[A-Z_]*")
 # The statuses of pytest: https://docs.pytest.org/en/stable/reference/exit-codes.html
 PASSED, FAILED = 0, 1
 
@@ -41,6 +45,15 @@ class Result:
     mutant: Mutant
     noticed_by: str | None
     output: str
+    is_sound: bool = True  # not, where that test fails on the unbroken package too
+
+    @property
+    def is_noticed(self) -> bool:
+        return self.noticed_by is not None and self.is_sound
+
+    @property
+    def verdict(self) -> str:
+        return "noticed " if self.is_noticed else "SURVIVED" if self.is_sound else "UNSOUND "
 
 
 class Copy:
@@ -75,10 +88,9 @@ class Copy:
             path.write_text(text, encoding="utf-8")
 
     def test(self, tests: Sequence[str]) -> tuple[int, str]:
-        """Run some files of tests up to the first failure; return the status of pytest and what it wrote."""
-        files = [f"tests/{name}.py" for name in tests]
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *files]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "COVERAGE"))}
+        """Run some tests up to the first failure; return the status of pytest and what it wrote."""
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests]
+        environment = {name: value for name, value in os.environ.items() if not CHOSEN.fullmatch(name)}
         environment = {**environment, "PYTHONDONTWRITEBYTECODE": "1"}
         process = subprocess.Popen(
             command,
@@ -109,8 +121,23 @@ def judge(mutant: Mutant, status: int, output: str) -> Result:
     """Tell who noticed a breakage; a copy that cannot even be imported proves nothing."""
     if status not in (PASSED, FAILED):
         raise SystemExit(f"{mutant.name!r}: pytest ended with {status}.\n{output}")
-    noticed = re.findall(r"^(?:FAILED|ERROR) (tests/\S+)", output, re.MULTILINE)  # what was logged looks like that too
-    return Result(mutant, None if status == PASSED else noticed[0] if noticed else "a limit of time", output)
+    # What was logged looks like that too. With any parameters: these may have spaces in them.
+    noticed = re.findall(r"^(?:FAILED|ERROR) (tests/[^\s[]+)", output, re.MULTILINE)
+    return Result(mutant, None if status == PASSED else noticed[0] if noticed else TIME, output)
+
+
+def attempt(copy: Copy, mutant: Mutant) -> Result:
+    """Try one breakage on a copy, and then who noticed it on the unbroken copy."""
+    with copy.broken(mutant):
+        result = judge(mutant, *copy.test(files(mutant.tests)))
+    if result.noticed_by in (None, TIME):
+        return result
+    status, output = copy.test([str(result.noticed_by)])
+    return result if status == PASSED else replace(result, is_sound=False, output=output)
+
+
+def files(tests: Iterable[str]) -> list[str]:
+    return [f"tests/{name}.py" for name in tests]
 
 
 def run(mutants: list[Mutant], jobs: int) -> list[Result]:
@@ -132,18 +159,15 @@ def run(mutants: list[Mutant], jobs: int) -> list[Result]:
 
         def require_sound(test: str) -> None:
             with borrowed() as copy:
-                status, output = copy.test([test])
+                status, output = copy.test(files([test]))
             if status != PASSED:
                 raise SystemExit(f"The tests fail on the unbroken package:\n{output}")
 
-        def attempt(mutant: Mutant) -> Result:
+        def attempt_one(mutant: Mutant) -> Result:
             started = time.monotonic()
-            with borrowed() as copy, copy.broken(mutant):
-                result = judge(mutant, *copy.test(mutant.tests))
-            print(
-                f"{'noticed ' if result.noticed_by else 'SURVIVED'} {time.monotonic() - started:4.0f} s  {mutant.name}",
-                flush=True,
-            )
+            with borrowed() as copy:
+                result = attempt(copy, mutant)
+            print(f"{result.verdict} {time.monotonic() - started:4.0f} s  {mutant.name}", flush=True)
             return result
 
         tests = sorted({test for mutant in mutants for test in mutant.tests})
@@ -151,7 +175,7 @@ def run(mutants: list[Mutant], jobs: int) -> list[Result]:
             with ThreadPoolExecutor(jobs) as pool:
                 list(pool.map(require_sound, tests))
                 print(f"The unbroken package passes {', '.join(tests)}.", flush=True)
-                return list(pool.map(attempt, mutants))
+                return list(pool.map(attempt_one, mutants))
         finally:
             for copy in everyone:
                 copy.wipe()
@@ -160,14 +184,25 @@ def run(mutants: list[Mutant], jobs: int) -> list[Result]:
 def table(results: Iterable[Result]) -> str:
     """Return the results as a table in Markdown."""
     rows = (
-        f"| {result.mutant.name} | `{result.mutant.module}` | {_short(result.noticed_by)} |\n"
+        f"| {result.mutant.name} | `{result.mutant.module}` | {_short(result)} |\n"
         for result in sorted(results, key=lambda result: MUTANTS.index(result.mutant))
     )
     return f"| what is broken | where | noticed by |\n|---|---|---|\n{''.join(rows)}"
 
 
-def _short(test: str | None) -> str:
-    return "**nobody**" if test is None else f"`{test.split('[')[0].removeprefix('tests/')}`" if "::" in test else test
+def _short(result: Result) -> str:
+    if result.noticed_by in (None, TIME):
+        return result.noticed_by or "**nobody**"
+    test = f"`{str(result.noticed_by).removeprefix('tests/')}`"
+    return test if result.is_sound else f"**nobody**: {test} fails on the unbroken package too"
+
+
+def summary(results: Sequence[Result]) -> str:
+    noticed = sum(result.is_noticed for result in results)
+    late = sum(result.noticed_by == TIME for result in results)
+    unsound = sum(not result.is_sound for result in results)
+    more = f" {unsound} by a test that is unsound, which does not count." if unsound else ""
+    return f"{noticed - late} of {len(results)} were noticed by a test, {late} by a limit of time.{more}"
 
 
 def write(text: str) -> None:
@@ -195,11 +230,10 @@ def main() -> int:
     ):  # ignored by what a shell starts in the background, and then by tests
         signal.signal(number, signal.default_int_handler)
     results = run(mutants, options.jobs)
-    survivors = [result for result in results if result.noticed_by is None]
-    print(f"\n{table(results)}\n{len(results) - len(survivors)} of {len(results)} were noticed.")
+    print(f"\n{table(results)}\n{summary(results)}")
     if options.write:
         write(table(results))
-    return 1 if survivors else 0
+    return 0 if all(result.is_noticed for result in results) else 1
 
 
 if __name__ == "__main__":

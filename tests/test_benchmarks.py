@@ -27,7 +27,7 @@ from benchmarks.measuring import Plot, Report, Spread, Table, interleave, jain, 
 from benchmarks.peers import BARE, OURS, PGWARE, WRAPPER, pg_lock
 from benchmarks.situations import SITUATIONS
 from benchmarks.witness import Outcome, Witness
-from tests.support import LIMIT, OtherSession, environment
+from tests.support import LIMIT, OtherSession, environment, output, spawn
 from tests.test_docs import BLOCKS
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -77,6 +77,7 @@ class TestQuickRun:
         assert {name.split(" 2 ")[0] for name in figures} == {"hot", "hot, timeout", "many"}
         for name, each in figures.items():
             assert each["overlaps"] == 0, name
+        assert all(each["watched"] > 0 for each in figures.values())
         assert all(each["grants"] > 0 and each["fairness"] >= 0.5 for name, each in figures.items() if OURS in name)
 
     def test_the_stress_finds_no_fault_with_this_library(self, quick: dict[str, Any]) -> None:
@@ -247,6 +248,39 @@ class TestWitness:
         with witness.body():
             pass
         assert (witness.entered, witness.overlaps) == (3, 1)
+
+    def test_that_of_the_processes_sees_two_inside(self, other: OtherSession) -> None:
+        """The negative control: those who take nothing are seen together, at the pace of a lock too."""
+        code = f"""if True:
+            import contextlib, time
+            from benchmarks import workers
+            from benchmarks.handover import STAY
+            from benchmarks.libraries import libraries
+            from benchmarks.peers import OURS, Peer
+
+            @contextlib.contextmanager
+            def nothing(key, alias):
+                time.sleep(0.0002)
+                yield True
+                time.sleep(0.0002)
+
+            peers = [Peer("nothing", lock=nothing), *libraries()]
+            workers.libraries = lambda: peers
+            crew = workers.Workers(4)
+
+            def overlaps(peer):
+                return sum(each.overlaps for each in crew.take_turns(4, workers.Turns(peer, "lock", 1, 0.2, stay=STAY)))
+
+            end = time.monotonic() + {LIMIT / 4}
+            seen = 0
+            while not seen and time.monotonic() < end:
+                seen = overlaps("nothing")
+            print(seen, overlaps(OURS))
+            crew.close()
+        """
+        seen, of_ours = output(spawn(code, DJANGO_SETTINGS_MODULE="benchmarks.settings")).split()
+        assert int(seen) > 0
+        assert int(of_ours) == 0
 
     @pytest.mark.parametrize(
         ("outcome", "text"),

@@ -41,6 +41,7 @@ class Attempt:
         self.is_in = False
         self.pid: int | None = None
         self.lock: LockHandle | None = None
+        self.scope = "session"  # of those that are not told the lock: none of them is in a transaction
 
     def __enter__(self) -> Self:
         self.started = time.monotonic()
@@ -51,7 +52,8 @@ class Attempt:
     ) -> bool:
         error = {} if exc is None else describe(exc)
         outcome, now = self._outcome(exc), time.monotonic()
-        self.witness.note("end", visit=self.visit, outcome=outcome, started=self.started, at=now, **self.facts, **error)
+        facts = {**self.facts, **error, "outcome": outcome, "scope": self.scope}
+        self.witness.note("end", visit=self.visit, started=self.started, at=now, **facts)
         return isinstance(exc, Exception)
 
     def _outcome(self, error: BaseException | None) -> str:
@@ -64,7 +66,7 @@ class Attempt:
             return "lost"
         if isinstance(error, (BodyError, asyncio.CancelledError)):
             # What a transaction did is undone then, and whether it held to its end nobody was told.
-            kept = self.lock is not None and self.lock.scope == "session" and not hasattr(error, "__notes__")
+            kept = self.lock is not None and self.scope == "session" and not hasattr(error, "__notes__")
             return "ok" if kept and CAN_TELL else "undone"
         return "error"
 
@@ -74,6 +76,7 @@ class Attempt:
     def inside(self, lock: LockHandle | None) -> Iterator[None]:
         """Be seen by the witness for the length of a block."""
         self.lock, self.is_in = lock, True
+        self.scope = self.scope if lock is None else lock.scope
         self.witness.note("in", visit=self.visit, at=time.monotonic(), **self.facts)
         try:
             with contextlib.ExitStack() as stack:
@@ -123,7 +126,10 @@ def describe(error: BaseException) -> dict[str, Any]:
     """Return what the journal keeps of an error."""
     kind = type(error)
     text = "; ".join([str(error), *getattr(error, "__notes__", ())]).replace("\n", " ")
-    state = getattr(error.__cause__, "sqlstate", None)
+    state = getattr(error, "sqlstate", None)
+    cause = error.__cause__
+    while cause is not None and state is None:  # Django's error is between one of the library and psycopg's
+        state, cause = getattr(cause, "sqlstate", None), cause.__cause__
     if "out of shared memory" in text:  # a connection that failed, or a pooler's, has no code for it
         state = "53200"
     return {"error": f"{kind.__module__}.{kind.__qualname__}", "state": state, "text": text[:300]}

@@ -143,8 +143,6 @@ class Faults:
         with self.site.server.connect(application_name="crowd") as raw:
             with contextlib.suppress(psycopg.errors.OutOfMemory):
                 for number in range(0, 1_000_000, 20):
-                    raw.execute(
-                        "SELECT pg_advisory_lock(7, n) FROM generate_series(%s::int, %s::int) n", [number, number + 19]
-                    )
+                    raw.execute(CROWD, [number, number + 19])
             time.sleep(self._moment() / 2)
         self._note(name, begin)

@@ -49,6 +49,13 @@ class Fault:
         fits = self.name == CAUSES[visit.state] if visit.state in CAUSES else self.ends_sessions
         return fits and self.meets(visit)
 
+    def may_have_freed(self, visit: Visit) -> bool:
+        """Whether a visit may have lost its lock by it: with its session, or as a failed statement frees those of its
+        transaction. A lock of the session stays held after a statement that failed."""
+        if visit.scope == "transaction" and self.explains(visit):
+            return True
+        return self.ends_sessions and self.meets(visit)
+
 
 @dataclass
 class Visit:
@@ -60,6 +67,7 @@ class Visit:
     route: str
     keys: tuple[str, ...]
     limit: int
+    scope: str = "session"
     outcome: str = "killed"
     begin: float = inf
     end: float = inf  # without one, its process ended before
@@ -113,7 +121,7 @@ class Records:
         else:
             visit.outcome, visit.started, visit.over = note["outcome"], note["started"], note["at"]
             visit.error, visit.state = note.get("error", ""), note.get("state")
-            visit.text = note.get("text", "")
+            visit.text, visit.scope = note.get("text", ""), note.get("scope", "session")
 
     @cached_property
     def by_key(self) -> dict[str, list[Visit]]:

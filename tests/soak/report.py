@@ -21,9 +21,10 @@ def figures(verdict: Verdict, seconds: float, seed: int, workers: int) -> str:
         "outcomes": _listed(outcomes),
         "faults": _listed(verdict.faults),
         "losses that were told": str(outcomes["lost"]),
-        "conflicts that the witness saw, each explained by a loss that was told, or a killed process": str(
-            verdict.conflicts
-        ),
+        "conflicts that the witness saw": str(verdict.conflicts),
+        "of these, with one who was told of a loss": str(verdict.explained["lost"]),
+        "of the rest, with one whose process was killed": str(verdict.explained["killed"]),
+        "of the rest, with one whose block ended with the error of a fault": str(verdict.explained["error"]),
         "violations": str(len(verdict.violations)),
         "losses that nobody was told of": str(len(verdict.silent_losses)),
         "losses without a fault": str(len(verdict.groundless_losses)),

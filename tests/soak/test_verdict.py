@@ -71,6 +71,32 @@ class TestOverlaps:
         assert len(judged(*notes).violations) == 2
         assert judged(*notes, faults=(end_of_session(1, 1.2),)).violations == []
 
+    @pytest.mark.parametrize("outcome", ["undone", "error"])
+    def test_a_body_that_ended_with_an_error(self, outcome: str) -> None:
+        """It was told nothing of the lock, but only what may have ended the session may have ended the lock."""
+        cancelled = {"error": DATABASE[0], "state": "57014"} if outcome == "error" else {}
+        notes = [visit("a", 1, 3, worker="v"), visit("b", 2, 2.5, outcome, **cancelled), conflict("b", 2)]
+        cancel = Fault("cancel", 2.2, 2.3, pid=7)
+        verdict = judged(*notes, faults=(cancel,))
+        assert [text.partition(":")[0] for text in verdict.violations] == ["k", "file of k"]
+        assert verdict.surprises == []
+        assert judged(*notes, faults=(cancel, end_of_session(2.2, 2.4, pid=7))).violations == []
+        assert len(judged(*notes, faults=(cancel, end_of_session(2.2, 2.4, route=KEPT))).violations) == 2
+
+    @pytest.mark.parametrize(("scope", "count"), [("session", 2), ("transaction", 0)])
+    def test_a_failed_statement_frees_the_locks_of_its_transaction(self, scope: str, count: int) -> None:
+        cancelled = visit("a", 1, 3, "error", error=DATABASE[0], state="57014", scope=scope)
+        notes = [cancelled, visit("b", 2.5, 3.5), conflict("b", 2.5)]
+        assert len(judged(*notes, faults=(Fault("cancel", 2.2, 2.3, pid=7),)).violations) == count
+
+    def test_an_error_of_its_own_frees_no_lock_of_a_transaction(self) -> None:
+        notes = [visit("a", 1, 3, "undone", scope="transaction"), visit("b", 2, 4)]
+        assert len(judged(*notes, faults=(Fault("cancel", 2.2, 2.3, pid=7),)).violations) == 1
+
+    def test_an_idle_session_may_end_by_itself(self) -> None:
+        error = {"error": DATABASE[0], "route": SHORT}
+        assert judged(visit("a", 1, 3, "error", **error), visit("b", 2, 4)).complaints == []
+
     def test_shared(self) -> None:
         shared = [visit("a", 1, 5, limit=0), visit("b", 2, 3, limit=0)]
         assert judged(*shared).complaints == []
@@ -90,11 +116,20 @@ class TestConflicts:
 
     def test_who_was_killed(self) -> None:
         notes = [visit("a", 1, None, None, worker="dead"), visit("b", 2, 3), conflict("b", 2)]
-        assert judged(*notes, faults=(Fault("kill worker", 1.5, 2.5, worker="dead"),)).violations == []
+        verdict = judged(*notes, faults=(Fault("kill worker", 1.5, 2.5, worker="dead"),))
+        assert verdict.violations == []
+        assert verdict.explained == {"killed": 1}
 
     def test_who_was_told(self) -> None:
         notes = [visit("a", 1, 2, "lost", error=LOST), visit("b", 1.5, 3), conflict("b", 1.5)]
-        assert judged(*notes, faults=(end_of_session(1, 1.2),)).complaints == []
+        verdict = judged(*notes, faults=(end_of_session(1, 1.2),))
+        assert verdict.complaints == []
+        assert (verdict.conflicts, verdict.explained) == (1, {"lost": 1})
+
+    def test_whose_body_met_a_fault(self) -> None:
+        notes = [visit("a", 1, 2, "error", error=DATABASE[0]), visit("b", 1.5, 3), conflict("b", 1.5)]
+        assert judged(*notes, faults=(end_of_session(1, 1.2),)).explained == {"error": 1}
+        assert judged(*notes).explained == {}
 
     def test_the_loss_of_somebody_else_later(self) -> None:
         notes = [visit("a", 1, 2), visit("b", 2, 3), conflict("b", 2), visit("c", 5, 6, "lost", error=LOST)]
@@ -145,6 +180,17 @@ class TestSurprises:
         assert judged(error, faults=(end,)).complaints == judged(cancelled, faults=(cancel,)).complaints == []
 
     @pytest.mark.parametrize(
+        ("kind", "state", "cause"),
+        [("LockNotAcquired", "57014", "cancel"), ("LockTableFull", "53200", "fill lock table")],
+    )
+    def test_an_error_of_the_library_that_a_fault_brings_about(self, kind: str, state: str, cause: str) -> None:
+        error = attempt("a", outcome="error", error=f"django_advisory_lock.exceptions.{kind}", state=state)
+        assert judged(error, faults=(Fault(cause, 9, 9.5),)).complaints == []
+        assert len(judged(error).surprises) == 1
+        assert len(judged(error, faults=(end_of_session(9, 9.5),)).surprises) == 1
+        assert len(judged(error, faults=(Fault(cause, 19, 19.5),)).surprises) == 1
+
+    @pytest.mark.parametrize(
         ("text", "count"), [("received 2 results from command 'COMMIT'", 0), ("current transaction is aborted", 1)]
     )
     def test_two_errors_for_one_commit(self, text: str, count: int) -> None:
@@ -158,6 +204,15 @@ class TestSurprises:
         assert judged(attempt("a", outcome="refused", error=refusal, **facts)).complaints == []
         assert len(judged(visit("a", 1, 2, **facts)).surprises) == 1
         assert len(judged(attempt("a", outcome="refused", error=refusal)).surprises) == 1
+
+    @pytest.mark.parametrize(("started", "begin", "count"), [(9, 11.5, 0), (9, 10.95, 0), (9, 10.5, 1), (11.2, 12, 1)])
+    def test_a_deadlock(self, started: float, begin: float, count: int) -> None:
+        """Anybody may have to give way, while one waits that makes it. Here it ends at 11."""
+        deadlock = {"outcome": "error", "error": "django_advisory_lock.exceptions.LockDeadlock"}
+        beside = visit("b", begin, 14, kind="async transaction beside", keys=["other"])
+        beside[-1]["started"] = started
+        assert len(judged(attempt("a", **deadlock), beside).surprises) == count
+        assert judged(attempt("a", kind="async transaction beside", **deadlock)).complaints == []
 
     def test_what_never_ended(self) -> None:
         assert len(judged(visit("a", 1, None, None)).surprises) == 1

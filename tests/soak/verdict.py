@@ -13,15 +13,21 @@ from tests.soak.records import Records, Visit
 
 # Each visit that ended so held its lock from its beginning to its end: the release said so.
 OK = "ok"
+# Each that ended so was told nothing of its lock: an error came first.
+UNSAID = ("undone", "error")
 LIBRARY = "django_advisory_lock.exceptions."
 DATABASE = ("django.db.utils.OperationalError", "django.db.utils.InterfaceError")
 # A session that was terminated behind a pooler: it passes on the server's last word, and adds its own. What psycopg
 # then says of a COMMIT is an InternalError.
 TWICE_TOLD = ("django.db.utils.InternalError", "received 2 results from command")
-EXPECTED = {f"{LIBRARY}{name}" for name in ("LockNotAcquired", "LockTimeout", "LockTableFull", "LockLost")}
+# Errors that a fault must explain. Another judgement looks for what explains a LockLost.
+CAUSED = {*DATABASE, f"{LIBRARY}LockNotAcquired", f"{LIBRARY}LockTableFull"}
+EXPECTED = {f"{LIBRARY}LockTimeout", f"{LIBRARY}LockLost"}
 OWN = {"tests.soak.attempt.BodyError", "asyncio.exceptions.CancelledError"}
-# Where only one kind of work may come by them.
-REFUSALS = {f"{LIBRARY}PoolerDetected": "refused", f"{LIBRARY}LockDeadlock": "async transaction beside"}
+REFUSED, DEADLOCK = f"{LIBRARY}PoolerDetected", f"{LIBRARY}LockDeadlock"
+# It waits in the thread of all tasks, and keeps what others hold on its session from being released meanwhile.
+BESIDE = "async transaction beside"
+MOMENT = 0.1  # seconds from the end of a deadlock until whoever had to give way has said so
 
 
 # -- What must not be -------------------------------------------------------------------------------------------------
@@ -41,18 +47,30 @@ def overlaps(records: Records) -> Iterator[str]:
 
 
 def _held(records: Records, visit: Visit) -> bool:
-    """Whether a visit must have had its lock to its end: it was told so, or nothing happened that could end it."""
-    if visit.outcome != "undone" or visit.route == plans.SHORT:
+    """Whether a visit must have had its lock to its end: it was told so, or nothing happened that could free it."""
+    if visit.outcome not in UNSAID or visit.route == plans.SHORT:
         return visit.outcome == OK
-    return not any(fault.meets(visit) for fault in records.faults)
+    return not any(fault.may_have_freed(visit) for fault in records.faults)
 
 
 def unexplained_conflicts(records: Records) -> Iterator[str]:
     """Yield the conflicts of which nobody was told that the lock is lost, and nobody was killed."""
     for conflict in records.conflicts:
-        parties = [visit for visit in records.by_key[conflict["key"]] if _is_party(visit, conflict)]
+        parties = _parties(records, conflict)
         if all(_held(records, visit) for visit in parties):
             yield f"{conflict['seen_by']} of {conflict['key']}: " + " and ".join(map(str, parties))
+
+
+def explained_conflicts(records: Records) -> Iterator[str]:
+    """Yield what explains each other conflict: the first of these that a party of it met with."""
+    for conflict in records.conflicts:
+        outcomes = {visit.outcome for visit in _parties(records, conflict) if not _held(records, visit)}
+        if outcomes:
+            yield next((outcome for outcome in ("lost", "killed") if outcome in outcomes), "error")
+
+
+def _parties(records: Records, conflict: dict[str, Any]) -> list[Visit]:
+    return [visit for visit in records.by_key[conflict["key"]] if _is_party(visit, conflict)]
 
 
 def _is_party(visit: Visit, conflict: dict[str, Any]) -> bool:
@@ -93,11 +111,19 @@ def surprises(records: Records) -> Iterator[str]:
 
 
 def _is_expected(records: Records, visit: Visit) -> bool:
-    if visit.error in REFUSALS:
-        return visit.kind == REFUSALS[visit.error]
-    if visit.error in DATABASE or (visit.error == TWICE_TOLD[0] and visit.text.startswith(TWICE_TOLD[1])):
+    if visit.error == REFUSED:
+        return visit.kind == "refused"
+    if visit.error == DEADLOCK:
+        return visit.kind == BESIDE or _is_beside(records, visit)
+    if visit.error in CAUSED or (visit.error == TWICE_TOLD[0] and visit.text.startswith(TWICE_TOLD[1])):
         return _is_explained(records, visit)
     return visit.error in EXPECTED | OWN
+
+
+def _is_beside(records: Records, visit: Visit) -> bool:
+    """Whether a wait ended beside another that makes deadlocks, for the server ends any one of those that wait."""
+    beside = (other for other in records.visits.values() if other.kind == BESIDE)
+    return any(other.started < visit.over < min(other.begin, other.over) + MOMENT for other in beside)
 
 
 def _is_explained(records: Records, visit: Visit) -> bool:
@@ -116,6 +142,7 @@ class Verdict:
     groundless_losses: list[str]
     surprises: list[str]
     conflicts: int
+    explained: Counter[str]
     acquisitions: Counter[str]
     outcomes: Counter[str]
     faults: Counter[str]
@@ -139,6 +166,7 @@ def judge(records: Records) -> Verdict:
         list(groundless_losses(records)),
         list(surprises(records)),
         len(records.conflicts),
+        Counter(explained_conflicts(records)),
         Counter(visit.kind for visit in visits) + refused,
         Counter(visit.outcome for visit in records.visits.values()),
         Counter(fault.name for fault in records.faults),
