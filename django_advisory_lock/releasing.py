@@ -133,7 +133,7 @@ def _is_ended(hold: Hold) -> bool:
 def commits_later(hold: Hold) -> bool:
     """Whether a transaction that began under a lock, and can still commit, goes on without it."""
     raw, connection = hold.session.raw(), hold.connection()
-    if raw is None or transactions.is_idle(raw) or transactions.is_failed(raw) or connection is None:
+    if raw is None or connection is None or not transactions.can_commit(raw):
         return False
     return transactions.in_transaction(connection)
 

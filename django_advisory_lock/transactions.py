@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # Looked up once: an enumeration is slow at that, and these are asked for with every lock.
 _ACTIVE, _FAILED = TransactionStatus.ACTIVE, TransactionStatus.INERROR
+_SOUND = TransactionStatus.INTRANS
 _NO_TRANSACTION = (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
 
 
@@ -49,6 +50,11 @@ def is_idle(raw: Any) -> bool:
     """Whether no transaction is open. Connections of other engines have no such status and count as idle."""
     pgconn = getattr(raw, "pgconn", None)
     return pgconn is None or pgconn.transaction_status in _NO_TRANSACTION
+
+
+def can_commit(raw: RawConnection) -> bool:
+    """Whether a transaction is open that has not failed, and no other thread's statement is under way."""
+    return raw.pgconn.transaction_status == _SOUND
 
 
 def is_failed(raw: RawConnection) -> bool:
