@@ -43,8 +43,7 @@ def tell_busy(handle: LockHandle, error: LockTimeout | None = None) -> None:
 
 
 def tell_released(handle: LockHandle) -> None:
-    if signals.lock_released.receivers:
-        _send(signals.lock_released, handle, held_for=time.monotonic() - handle._since)
+    _send(signals.lock_released, handle, held_for=time.monotonic() - handle._since)
 
 
 def tell_lost(handle: LockHandle, error: LockLost) -> None:

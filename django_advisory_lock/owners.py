@@ -82,6 +82,8 @@ class Owner:
         blocks = self.entered.get(lock)
         if blocks is None:
             return None if self.before is None else self.before.block_of(lock, frame)
+        if len(blocks) == 1:
+            return blocks[0][1]
         return next((handle for entered, handle in reversed(blocks) if entered == frame), blocks[-1][1])
 
     def forget_block(self, lock: object, handle: LockHandle) -> None:

@@ -346,7 +346,7 @@ class TestPromises:
             "ADVISORY_LOCK_SLOW_WAIT": conf.get_slow_wait(),
         }
         assert {name: eval(text) for name, text in cells(self.PAGE, "setting").items()} == defaults
-        assert set(re.findall(r'getattr\(settings, "(ADVISORY_LOCK_\w+)"', SOURCE)) == set(defaults)
+        assert set(re.findall(r'_setting\("(\w+)"', SOURCE)) == set(defaults)
 
     def test_ids(self) -> None:
         checks, findings, severities, permissions = map(words, cells(self.PAGE, "what").values())
