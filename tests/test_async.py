@@ -760,6 +760,20 @@ class TestOwnership:
 
         run(main)
 
+    def test_a_synchronous_block_that_ends_inside_an_asynchronous_one(self, name: str, other: OtherSession) -> None:
+        lock = advisory_lock(name)
+
+        async def main() -> None:
+            await sync_to_async(lock.__enter__)()
+            async with advisory_lock(name, "between"):
+                await sync_to_async(lock.__exit__)(None, None, None)
+                assert other.is_free(lock_key(name))
+                assert not other.is_free(lock_key(name, "between"))
+                with pytest.raises(AdvisoryLockError, match="can leave it"):
+                    await sync_to_async(lock.__exit__)(None, None, None)
+
+        run(main)
+
     def test_synchronous_code_nests_also_after_it_called_asynchronous_code(
         self, name: str, other: OtherSession
     ) -> None:
