@@ -106,17 +106,24 @@ class TestLoss:
         with statements(0):
             lock.release()
 
-    def test_of_a_closed_connection_sends_nothing(self, name: str, other: OtherSession) -> None:
+    @pytest.mark.parametrize("is_kept", [False, True])
+    def test_of_a_closed_connection_sends_nothing(self, is_kept: bool, name: str, other: OtherSession) -> None:
+        """Also where somebody else, such as a pool, has a reference to it."""
         with pytest.raises(LockLost, match="its connection was closed"), advisory_lock(name):
+            kept = connection.connection if is_kept else None
             connection.close()
         assert connection.connection is None
+        assert is_kept is (kept is not None)
 
-    def test_of_a_replaced_connection_sends_nothing(self, name: str, other: OtherSession) -> None:
+    @pytest.mark.parametrize("is_kept", [False, True])
+    def test_of_a_replaced_connection_sends_nothing(self, is_kept: bool, name: str, other: OtherSession) -> None:
         with pytest.raises(LockLost, match="its connection was closed"), statements(1):
             lock = advisory_lock(name).acquire()
+            kept = connection.connection if is_kept else None
             connection.close()
             connection.connect()
             lock.release()
+        assert is_kept is (kept is not None)
 
     def test_of_a_session_that_was_killed_says_so(self, name: str, other: OtherSession) -> None:
         with pytest.raises(LockLost, match="its session has ended"), advisory_lock(name):
