@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mutation.__main__ import TIME, Copy, Result, attempt, judge, summary, table
+from mutation.__main__ import BEGIN, END, PAGE, TIME, Copy, Result, attempt, judge, summary, table
 from mutation.mutants import MUTANTS, Mutant
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -101,3 +101,11 @@ def test_a_copy_has_a_server_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_copy_that_cannot_be_imported_proves_nothing(status: int) -> None:
     with pytest.raises(SystemExit, match="ended with"):
         judge(MUTANTS[0], status, "")
+
+
+def test_the_page_has_a_row_for_each_breakage() -> None:
+    """What `python -m mutation --write` wrote is of this list, and somebody noticed each."""
+    shown = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    rows = [line.strip("| ").split(" | ") for line in shown.splitlines() if line.startswith("| ")][1:]
+    assert [row[:2] for row in rows] == [[mutant.name, f"`{mutant.module}`"] for mutant in MUTANTS]
+    assert not [row for row in rows if "**nobody**" in row[2]]
