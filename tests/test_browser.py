@@ -433,12 +433,12 @@ class TestHeldLocks:
     def test_pause(self, site: Site, sessions: Sessions) -> None:
         with site.person() as person:
             page = self.open(person.context)
-            asked: list[str] = []
-            page.on("request", lambda request: asked.append(request.url))
             pause = page.locator("#held-locks-pause")
             tab_to(page, pause)
             page.keyboard.press("Enter")
             assert page.locator("#held-locks-status").inner_text() == "Paused."
+            asked: list[str] = []
+            page.on("request", lambda request: asked.append(request.url))
             page.clock.run_for(60_000)
             assert asked == []
             assert pause.inner_text() == "Go on"

@@ -221,6 +221,7 @@ def demo_at_work(shop):
 
 
 class TestDemo:
+    @pytest.mark.timeout(300)  # the whole demo, which takes a minute where nothing else runs
     def test_all_claims_hold_right_after_a_killed_demo(self, shop):
         with demo_at_work(shop) as demo:
             demo.kill()
