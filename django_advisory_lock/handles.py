@@ -348,7 +348,7 @@ class LockHandle:
             if hold.scope == "transaction":
                 releasing.end_transaction_block(hold)
             elif hold.noted:
-                is_early = self._options.scope == "auto" and not owner.is_task and releasing.commits_later(hold)
+                is_early = self._options.scope == "auto" and releasing.commits_later(hold)
                 releasing.release(hold, savepoint, raised=raised)
                 tell_released(self)
                 if is_early and not raised:

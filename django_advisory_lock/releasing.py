@@ -34,7 +34,7 @@ def release(hold: Hold, savepoint: savepoints.BodySavepoint | None = None, *, ra
             return  # released inside its block
         hold.is_ending = True
         raw = session.raw()
-        if raw is None or connection is None or raw.closed or connection.connection is not raw:
+        if raw is None or connection is None or not is_open(hold):
             raise _lost_with_session(hold)
         try:
             if savepoint is not None:
@@ -55,7 +55,9 @@ def release(hold: Hold, savepoint: savepoints.BodySavepoint | None = None, *, ra
 
 def _lost_with_session(hold: Hold) -> LockLost:
     """Forget a lock whose session is not there any more, and tell why."""
-    connection, is_ended = hold.connection(), _is_ended(hold)
+    raw, connection = hold.session.raw(), hold.connection()
+    # It ended by itself, if its alias still has the connection.
+    is_ended = raw is not None and connection is not None and connection.connection is raw
     hold.session.disown(hold)
     if connection is not None:
         sessions.close_if_dead(connection)
@@ -122,12 +124,6 @@ def is_open(hold: Hold) -> bool:
     """Whether the session of a lock is still there, under its alias."""
     raw, connection = hold.session.raw(), hold.connection()
     return raw is not None and not raw.closed and connection is not None and connection.connection is raw
-
-
-def _is_ended(hold: Hold) -> bool:
-    """Whether the session ended by itself, so that its alias still has the connection."""
-    raw, connection = hold.session.raw(), hold.connection()
-    return raw is not None and raw.closed and connection is not None and connection.connection is raw
 
 
 def commits_later(hold: Hold) -> bool:

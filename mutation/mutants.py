@@ -254,7 +254,7 @@ MUTANTS = (
     _mutant(
         "a session that was closed or replaced is no loss",
         "releasing.py",
-        "        if raw is None or connection is None or raw.closed or connection.connection is not raw:",
+        "        if raw is None or connection is None or not is_open(hold):",
         "        if raw is None or connection is None:",
         "test_releasing",
         "test_faults",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.db import (
     DatabaseError,
     DataError,
@@ -23,6 +24,7 @@ from django.db.transaction import TransactionManagementError
 from django_advisory_lock import LockHandle, LockLost, advisory_lock, lock_key, try_advisory_lock
 from django_advisory_lock.options import Scope
 from tests.support import OtherSession, Thread, backend_pid, statements, value
+from tests.test_async import run
 from tests.testapp.models import Account, Country
 
 Break = Callable[[OtherSession], None]
@@ -406,6 +408,21 @@ class TestTransactionsThatGoOn:
         with inner, pytest.warns(RuntimeWarning, match="freed before the transaction"):
             value("SELECT 1")
             outer.close()
+        assert other.is_free(lock_key(name))
+
+    def test_in_synchronous_code_of_a_task(self, name: str, other: OtherSession) -> None:
+        """As every synchronous view is under ASGI."""
+
+        def work() -> None:
+            lock = advisory_lock(name).acquire()
+            with transaction.atomic(), pytest.warns(RuntimeWarning, match="freed before the transaction"):
+                value("SELECT 1")
+                lock.release()
+
+        async def main() -> None:
+            await sync_to_async(work)()
+
+        run(main)
         assert other.is_free(lock_key(name))
 
     def test_what_is_meant(self, name: str, other: OtherSession) -> None:
